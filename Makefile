@@ -1,0 +1,85 @@
+# Needs Python 3.11 or later with its venv module, and a package index to install from.
+#   make PYTHON=/path/to/python3.12 test     picks the interpreter
+#   make JOBS=1 test                         picks the number of test processes
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --no-input --disable-pip-version-check
+JOBS ?= auto
+
+# One stamp a set of extras; each is older than pyproject.toml when it has to be made again.
+READY := $(VENV)/.ready
+DEMO := $(VENV)/.installed-demo
+BENCH := $(VENV)/.installed-bench
+PEERS := $(VENV)/.installed-peers
+DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL: # one pip at a time in one environment
+.PHONY: help demo test lint types format bench peers clean
+
+help: ## Say what each target does
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
+
+demo: $(DEMO) ## Replay a day of conversations against one GPU's memory
+	$(BIN)/swa-jax replay mooncake-conversation --model gpt-oss-20b --hbm 40GiB
+
+test: $(DEV) ## Run the tests, the docstring examples and the notebooks
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --benchmark-disable --nbmake
+
+lint: $(DEV) ## Check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV) ## Check types
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(DEV) ## Rewrite the sources in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(BENCH) ## Time each transition
+	$(BIN)/python benchmarks/transitions.py
+
+peers: $(PEERS) ## Install the other allocators that tests and benchmarks compare with
+
+clean: ## Remove the environment, caches and build outputs
+	rm -rf $(VENV) build dist .benchmarks .hypothesis .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY):
+	@found=; \
+	for python in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python); do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	  then found="$$python"; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "swa_jax needs Python 3.11 or later; none found as $(or $(PYTHON),python3 or python3.11 to python3.14)." >&2; \
+	  echo "Install one, or name it: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; \
+	fi; \
+	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
+	  echo "$$found has no venv module. On Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; \
+	fi; \
+	echo "Making $(VENV) with $$("$$found" --version)"; \
+	"$$found" -m venv --clear $(VENV)
+	@touch $@
+
+$(DEMO): $(READY) pyproject.toml
+	@echo "Installing swa_jax for the demo"
+	@$(PIP) install -e '.[cli,plot]'
+	@touch $@
+
+$(BENCH): $(READY) pyproject.toml
+	@echo "Installing swa_jax for the benchmarks"
+	@$(PIP) install -e '.[bench,cli]'
+	@touch $@
+
+$(PEERS): $(READY) pyproject.toml
+	@echo "Installing the other allocators"
+	@$(PIP) install -e '.[peers]'
+	@touch $@
+
+# The dev extra holds what the demo and the benchmarks need, so their stamps are due too.
+$(DEV): $(READY) pyproject.toml
+	@echo "Installing swa_jax for development"
+	@$(PIP) install -e '.[dev]'
+	@touch $(DEMO) $(BENCH) $@

@@ -1,0 +1,72 @@
+"""swa_jax inside one compiled loop: steps of a `lax.scan`, no host in between."""
+
+import functools
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+import swa_jax as swa
+
+Turn: TypeAlias = Callable[[swa.AllocatorState, jax.Array], swa.AllocatorState]
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnames="steps")
+def decode_loop(
+    state: swa.AllocatorState, seq_lens: jax.Array, last_loc: jax.Array, *, steps: int
+) -> tuple[swa.AllocatorState, jax.Array, jax.Array]:
+    """Grants one token a row, `steps` times.
+
+    Returns:
+      The state, int32[steps, batch] slots, bool[] whether every step was granted.
+    """
+
+    def step(
+        carry: tuple[swa.AllocatorState, jax.Array, jax.Array], _: None
+    ) -> tuple[tuple[swa.AllocatorState, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+        state, seq_lens, last_loc = carry
+        seq_lens = seq_lens + jnp.int32(1)
+        state, grant = swa.alloc_decode(state, seq_lens, last_loc)
+        return (state, seq_lens, grant.slots), (grant.slots, grant.ok)
+
+    carry, (slots, granted) = jax.lax.scan(step, (state, seq_lens, last_loc), None, length=steps)
+    return carry[0], slots, jnp.all(granted)
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnames=("release", "steps", "num_tokens"))
+def turnover_loop(
+    state: swa.AllocatorState,
+    rows: tuple[jax.Array, jax.Array, jax.Array],
+    *,
+    release: Turn,
+    steps: int,
+    num_tokens: int,
+) -> tuple[swa.AllocatorState, jax.Array]:
+    """Grants a batch of prompts and releases it again, `steps` times.
+
+    Returns:
+      The state, bool[] whether every step was granted.
+    """
+
+    def step(state: swa.AllocatorState, _: None) -> tuple[swa.AllocatorState, jax.Array]:
+        state, grant = swa.alloc_extend(state, *rows, capacity=num_tokens)
+        return release(state, grant.slots), grant.ok
+
+    state, granted = jax.lax.scan(step, state, None, length=steps)
+    return state, jnp.all(granted)
+
+
+def release_by_side(state: swa.AllocatorState, slots: jax.Array) -> swa.AllocatorState:
+    """The window passes, then the request ends."""
+    return swa.free_full(swa.free_swa(state, slots), slots)
+
+
+def release_segment(state: swa.AllocatorState, slots: jax.Array) -> swa.AllocatorState:
+    """The request ends; its slots are in token order."""
+    return swa.free_segment(state, slots)
+
+
+def release_in_group(state: swa.AllocatorState, slots: jax.Array) -> swa.AllocatorState:
+    """The request ends within a free group."""
+    return swa.free_group_end(swa.free(swa.free_group_begin(state), slots))

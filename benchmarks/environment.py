@@ -1,0 +1,60 @@
+"""Where and when figures were taken."""
+
+import datetime
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import jax
+
+
+def environment() -> dict[str, object]:
+    """Versions, processor and load, as JSON values."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind,
+        "numpy": _version("numpy"),
+        "torch": _version("torch"),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "load_average": load_average(),
+    }
+
+
+class CompileClock:
+    """Seconds that JAX spent tracing, lowering and compiling since it was made."""
+
+    def __init__(self) -> None:
+        """Starts to listen."""
+        self.seconds = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._add)
+
+    def _add(self, event: str, duration: float, **_: str | int) -> None:
+        if event.startswith("/jax/core/compile/"):
+            self.seconds += duration
+
+
+def load_average() -> list[float] | None:
+    """Of the last 1, 5 and 15 minutes: above the number of cores, figures are too high."""
+    return [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,265 @@
+"""The laws as predicates of a state: on the device, and loud on the host."""
+
+from collections.abc import Callable
+from dataclasses import fields
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from swa_jax.grant import Grant
+from swa_jax.paging import look_up, page_of
+from swa_jax.state import NOBODY, PAD_PAGE, UNMAPPED, AllocatorState, PagePool
+
+
+class InvariantError(AssertionError):
+    """A state breaks a law. The message names the law, the pages and the counts."""
+
+
+def invariants(state: AllocatorState) -> dict[str, jax.Array]:
+    """Checks every law that one state can show. Pure; works under jit, scan and vmap.
+
+    Args:
+      state: any state, also in an open group.
+
+    Returns:
+      bool[] by name, True where the law holds: padding_page (1), one_owner and conservation (3),
+      within_size (4), whole_pages (5), group_queue (6), no_stale_mapping (7), one_to_one (8),
+      int32_only (9), scratch_clean (10). Laws about a step are in `step_invariants`.
+    """
+    return _invariants(state)
+
+
+@jax.jit
+def _invariants(state: AllocatorState) -> dict[str, jax.Array]:
+    return {name: law(state) for name, law in LAWS.items()}
+
+
+def _rings(state: AllocatorState) -> list[PagePool]:
+    """Pools that grant from a ring of their own."""
+    return [state.swa] if state.config.pure_swa_pool else [state.full, state.swa]
+
+
+def _queued(pool: PagePool) -> jax.Array:
+    """int32[N+1] how often the used part of the ring names each page."""
+    size = pool.ring.shape[0]
+    place = jnp.arange(size, dtype=jnp.int32)
+    offset = jnp.where(place < pool.head, place + (size - pool.head), place - pool.head)
+    used = offset < pool.num_free + pool.num_pending
+    inside = (pool.ring >= 0) & (pool.ring < pool.free.shape[0])
+    page = jnp.where(used & inside, pool.ring, pool.free.shape[0])
+    named = jnp.zeros(pool.free.shape, jnp.int32).at[page].add(1, mode="drop")
+    # A place that names no page at all must not go unseen.
+    return named.at[PAD_PAGE].add(jnp.sum(used & ~inside, dtype=jnp.int32), mode="drop")
+
+
+def _padding_page(state: AllocatorState) -> jax.Array:
+    """Law 1: the padding page is never released, queued or mapped."""
+    ok = ~state.full.free[PAD_PAGE] & ~state.swa.free[PAD_PAGE]
+    for pool in _rings(state):
+        ok = ok & (_queued(pool)[PAD_PAGE] == 0)
+    return ok & (state.full_to_swa[PAD_PAGE] == UNMAPPED)
+
+
+def _one_owner(state: AllocatorState) -> jax.Array:
+    """Law 3: a page is in the ring once if it is released, and not at all if it is held."""
+    ok = jnp.ones((), bool)
+    for pool in _rings(state):
+        ok = ok & jnp.all(_queued(pool) == pool.free.astype(jnp.int32))
+    if state.config.pure_swa_pool:  # what its owner gave back has left the window too
+        ok = ok & jnp.all(~state.full.free | state.swa.free)
+    return ok
+
+
+def _conservation(state: AllocatorState) -> jax.Array:
+    """Law 3: available + pending + held = size."""
+    ok = jnp.ones((), bool)
+    for pool in _rings(state):
+        ok = ok & (jnp.sum(pool.free, dtype=jnp.int32) == pool.num_free + pool.num_pending)
+    return ok
+
+
+def _within_size(state: AllocatorState) -> jax.Array:
+    """Law 4: counts stay between nothing and the size of the pool."""
+    ok = jnp.ones((), bool)
+    for pool in _rings(state):
+        size = pool.ring.shape[0]
+        ok = ok & (pool.num_free >= 0) & (pool.num_free <= size)
+        ok = ok & (pool.num_pending >= 0) & (pool.num_pending <= size - pool.num_free)
+        ok = ok & (pool.head >= 0) & (pool.head < size)
+    return ok
+
+
+def _whole_pages(state: AllocatorState) -> jax.Array:
+    """Law 5: a mapping is an SWA page, so it covers every token of its full page or none."""
+    pages = state.swa.free.shape[0]
+    return jnp.all((state.full_to_swa >= UNMAPPED) & (state.full_to_swa < pages))
+
+
+def _group_queue(state: AllocatorState) -> jax.Array:
+    """Law 6: what is pending is settled: released by the bitmap, mapped by nobody."""
+    mapped = _mapped(state)
+    ok = jnp.ones((), bool)
+    for pool in _rings(state):
+        size = pool.ring.shape[0]
+        place = jnp.arange(size, dtype=jnp.int32)
+        offset = jnp.where(place < pool.head, place + (size - pool.head), place - pool.head)
+        waits = (offset >= pool.num_free) & (offset < pool.num_free + pool.num_pending)
+        ok = ok & jnp.all(~waits | look_up(pool.free, jnp.maximum(pool.ring, 0), False))
+        if pool is state.swa:
+            ok = ok & jnp.all(~waits | ~look_up(mapped, jnp.maximum(pool.ring, 0), True))
+    return ok
+
+
+def _mapped(state: AllocatorState) -> jax.Array:
+    """bool[S+1] SWA pages that some full page maps to."""
+    target = jnp.maximum(state.full_to_swa, 0)
+    return (
+        jnp.zeros(state.swa.free.shape, bool)
+        .at[target]
+        .set(True, mode="drop")
+        .at[0]
+        .set(False, mode="drop")
+    )
+
+
+def _no_stale_mapping(state: AllocatorState) -> jax.Array:
+    """Laws 7 and 8: only held full pages map, and only to held SWA pages."""
+    has = state.full_to_swa != UNMAPPED
+    target = look_up(state.swa.free, jnp.maximum(state.full_to_swa, 0), True)
+    return jnp.all(~has | (~state.full.free & ~target))
+
+
+def _one_to_one(state: AllocatorState) -> jax.Array:
+    """Law 8: no two full pages map to one SWA page (a pure SWA page maps to itself)."""
+    has = state.full_to_swa != UNMAPPED
+    target = jnp.where(has, jnp.maximum(state.full_to_swa, 0), state.swa.free.shape[0])
+    count = jnp.zeros(state.swa.free.shape, jnp.int32).at[target].add(1, mode="drop")
+    ok = jnp.all(count <= 1)
+    if state.config.pure_swa_pool:
+        own = jnp.arange(state.full_to_swa.shape[0], dtype=jnp.int32)
+        live = ~state.swa.free & (own != PAD_PAGE)
+        ok = ok & jnp.all(jnp.where(live, state.full_to_swa == own, ~has))
+    return ok
+
+
+def _int32_only(state: AllocatorState) -> jax.Array:
+    """Law 9: int32 and bool throughout, whatever the x64 setting (known before it runs)."""
+    leaves = jax.tree.leaves(state)
+    return jnp.asarray(all(leaf.dtype in (jnp.int32, jnp.bool_) for leaf in leaves))
+
+
+def _scratch_clean(state: AllocatorState) -> jax.Array:
+    """Law 10: nothing of one call is left for the next to see."""
+    return jnp.all(state.scratch == jnp.int32(NOBODY))
+
+
+LAWS: dict[str, Callable[[AllocatorState], jax.Array]] = {
+    "padding_page": _padding_page,
+    "one_owner": _one_owner,
+    "conservation": _conservation,
+    "within_size": _within_size,
+    "whole_pages": _whole_pages,
+    "group_queue": _group_queue,
+    "no_stale_mapping": _no_stale_mapping,
+    "one_to_one": _one_to_one,
+    "int32_only": _int32_only,
+    "scratch_clean": _scratch_clean,
+}
+
+
+def step_invariants(
+    before: AllocatorState, after: AllocatorState, grant: Grant
+) -> dict[str, jax.Array]:
+    """Checks the laws that only a grant shows: what it did, not where it got to.
+
+    Args:
+      before: the allocator before one grant.
+      after: the allocator after it.
+      grant: its answer.
+
+    Returns:
+      bool[] by name: all_or_nothing (law 2: a refusal leaves the state bit for bit, counters
+      aside), padding_never_granted (1), granted_was_free (3: a granted slot lies in a page that
+      was grantable, or held already), enough_said (a refusal for want of pages says how many).
+    """
+    same = jnp.ones((), bool)
+    for field in fields(AllocatorState):
+        if field.name in ("faults", "config"):
+            continue
+        pair = zip(
+            jax.tree.leaves(getattr(before, field.name)),
+            jax.tree.leaves(getattr(after, field.name)),
+            strict=True,
+        )
+        for old, new in pair:
+            same = same & jnp.array_equal(old, new)
+    size = before.config.page_size
+    page = page_of(grant.slots, size)
+    taken = look_up(after.full.free, page, True)
+    counted = jnp.any(after.faults != before.faults)
+    short = (grant.full_short > 0) | (grant.swa_short > 0)
+    return {
+        "all_or_nothing": grant.ok | same,
+        "padding_never_granted": jnp.all((grant.slots == 0) | (page != PAD_PAGE)),
+        "granted_was_free": jnp.all((grant.slots == 0) | ~taken),
+        "enough_said": jnp.where(grant.ok, ~short & ~counted, short | counted),
+    }
+
+
+def check(state: AllocatorState) -> None:
+    """Raises if a state breaks a law. On the host: waits for the device.
+
+    Args:
+      state: any state. One with leading batch axes (from `vmap`) is checked entry by entry.
+
+    Raises:
+      InvariantError: names each broken law, the pages concerned and the counts.
+    """
+    if state.full.head.ndim:
+        for index in range(state.full.head.shape[0]):
+            check(jax.tree.map(lambda leaf, at=index: leaf[at], state))
+        return
+    broken = [name for name, holds in jax.device_get(invariants(state)).items() if not holds]
+    if broken:
+        laws = "; ".join(f"{name} ({(LAWS[name].__doc__ or '').strip()})" for name in broken)
+        raise InvariantError(f"broken: {laws}. {describe(state)}")
+
+
+def describe(state: AllocatorState, most: int = 8) -> str:
+    """Counts of both pools and the pages that look wrong, for an error message."""
+    host = jax.device_get(state)
+    return "; ".join(_pool_lines(state, host) + _mapping_lines(host, most))
+
+
+def _pool_lines(state: AllocatorState, host: AllocatorState) -> list[str]:
+    lines = []
+    for name, pool in (("full", host.full), ("swa", host.swa)):
+        size = pool.free.shape[0] - 1
+        released = int(np.sum(pool.free))
+        text = f"{name}: {size} pages, {size - released} held, {released} released by the bitmap"
+        if not (state.config.pure_swa_pool and name == "full"):
+            text += f", {int(pool.num_free)} free + {int(pool.num_pending)} pending in the ring"
+            queued = np.asarray(_queued(getattr(state, name)))
+            wrong = np.flatnonzero(queued != np.asarray(pool.free).astype(np.int32))
+            if wrong.size:
+                text += f", ring and bitmap disagree on pages {wrong[:8].tolist()}"
+        lines.append(text)
+    return lines
+
+
+def _mapping_lines(host: AllocatorState, most: int) -> list[str]:
+    mapping = np.asarray(host.full_to_swa)
+    pages = np.flatnonzero(mapping)
+    targets = mapping[pages]
+    known = (targets > 0) & (targets < host.swa.free.shape[0])
+    dead = np.asarray(host.full.free)[pages] | ~known
+    dead |= np.asarray(host.swa.free)[np.where(known, targets, 0)]
+    values, counts = np.unique(targets, return_counts=True)
+    shared = np.isin(targets, values[counts > 1])
+    lines = [f"{pages.size} full pages mapped"]
+    for text, wrong in (("stale", dead), ("shared", shared)):
+        if wrong.any():
+            some = zip(pages[wrong][:most].tolist(), targets[wrong][:most].tolist(), strict=True)
+            lines.append(f"{text} mappings " + ", ".join(f"{f}->{s}" for f, s in some))
+    return lines

@@ -1,0 +1,124 @@
+"""Static sizes of the two pools. Everything here is known before tracing."""
+
+import dataclasses
+import operator
+
+MAX_SLOTS = 2**31 - 1
+
+
+def _positive_int(name: str, value: object) -> int:
+    """Returns `value` as a Python int, or says why it is none."""
+    if isinstance(value, bool):
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}") from None
+    if number < 1:
+        raise ValueError(f"{name} must be a positive integer, got {number}")
+    return number
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolConfig:
+    """Sizes of the full and the SWA pool, in tokens. Hashable: it is static under `jit`.
+
+    Args:
+      full_tokens: slots for layers that attend to everything, a positive multiple of the page.
+      swa_tokens: slots for sliding-window layers, likewise.
+      page_size: tokens in a page, the same in both pools.
+      sliding_window: W, the past tokens kept live below the n committed ones (rule of
+        `swa_jax.window`). None where nothing ever leaves a window.
+      chunked: the window is a chunk of W tokens (Llama 4) instead of a sliding one.
+      pure_swa_pool: set by `PoolConfig.pure_swa`; every layer is SWA and there is one pool.
+
+    Raises:
+      ValueError: a size that cannot work, with the size that would.
+    """
+
+    full_tokens: int
+    swa_tokens: int
+    page_size: int = 1
+    sliding_window: int | None = None
+    chunked: bool = dataclasses.field(default=False, kw_only=True)
+    pure_swa_pool: bool = dataclasses.field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        page = _positive_int("page_size", self.page_size)
+        object.__setattr__(self, "page_size", page)
+        for name in ("full_tokens", "swa_tokens"):
+            object.__setattr__(self, name, self._checked_tokens(name, getattr(self, name)))
+        if self.pure_swa_pool and self.full_tokens != self.swa_tokens:
+            raise ValueError(
+                "a pure SWA configuration has one pool: full_tokens must equal swa_tokens, got "
+                f"{self.full_tokens} and {self.swa_tokens}; use PoolConfig.pure_swa(tokens)"
+            )
+        if self.sliding_window is not None:
+            window = _positive_int("sliding_window", self.sliding_window)
+            object.__setattr__(self, "sliding_window", window)
+            self._check_one_window_fits()
+        elif self.chunked:
+            raise ValueError("chunked=True needs sliding_window, the chunk length in tokens")
+
+    def _checked_tokens(self, name: str, value: object) -> int:
+        tokens, page = _positive_int(name, value), self.page_size
+        if tokens % page:
+            near = max(page, tokens // page * page)
+            raise ValueError(
+                f"{name} must be a multiple of page_size={page}, got {tokens}; try {near}"
+            )
+        # The padding page takes slots too, and the last slot must still be an int32.
+        if tokens + page > MAX_SLOTS:
+            most = (MAX_SLOTS - page) // page * page
+            raise ValueError(
+                f"{name} + page_size must be at most 2^31 - 1 slots, got {tokens} + {page}; "
+                f"the most for this page is {most}"
+            )
+        return tokens
+
+    def _check_one_window_fits(self) -> None:
+        """A request at its window's edge holds one page more than the window.
+
+        Public report B49: a pool below that hangs at a page boundary instead of failing at start.
+        """
+        if self.swa_pages < self.min_swa_pages:
+            need = self.min_swa_pages * self.page_size
+            raise ValueError(
+                f"swa_tokens={self.swa_tokens} cannot hold one window of {self.sliding_window} "
+                f"tokens while its next page is filled; need at least {need} tokens "
+                f"({self.min_swa_pages} pages of {self.page_size})"
+            )
+
+    @classmethod
+    def pure_swa(
+        cls,
+        tokens: int,
+        page_size: int = 1,
+        sliding_window: int | None = None,
+        *,
+        chunked: bool = False,
+    ) -> "PoolConfig":
+        """One pool of `tokens` slots for a model in which every layer is SWA."""
+        return cls(tokens, tokens, page_size, sliding_window, chunked=chunked, pure_swa_pool=True)
+
+    @property
+    def full_pages(self) -> int:
+        """Usable full pages: ids 1 .. full_pages."""
+        return self.full_tokens // self.page_size
+
+    @property
+    def swa_pages(self) -> int:
+        """Usable SWA pages: ids 1 .. swa_pages."""
+        return self.swa_tokens // self.page_size
+
+    @property
+    def min_swa_pages(self) -> int:
+        """Fewest SWA pages with which one request can decode for ever."""
+        if self.sliding_window is None:
+            return 1
+        window_pages = -(-self.sliding_window // self.page_size)
+        # A chunk that ends on a page boundary is dropped whole before the next page is taken.
+        spare = 0 if self.chunked and self.sliding_window % self.page_size == 0 else 1
+        if self.pure_swa_pool:
+            return window_pages + spare
+        return min(self.full_pages, window_pages + spare)

@@ -1,0 +1,40 @@
+"""Misuse is data: one saturating counter on the device for each kind."""
+
+import jax
+import jax.numpy as jnp
+
+FAULT_KINDS = (
+    "double_free",  # freeing a page that is free or pending already
+    "out_of_range",  # an index that names no held page of the pool
+    "unmapped",  # freeing the SWA side of a held page that has none
+    "still_mapped",  # free_full on a page whose SWA side is still there
+    "nested_group",  # free_group_begin while a group is open
+    "misaligned",  # a slot, length or row that does not stand where a page needs it
+    "bad_length",  # negative or shrinking lengths, or more tokens than the call's capacity
+)
+_MOST = 2**31 - 1
+
+
+def zero_faults() -> jax.Array:
+    """Counters as new: int32[7] in the order of FAULT_KINDS."""
+    return jnp.zeros(len(FAULT_KINDS), jnp.int32)
+
+
+def fault_counts(**counts: jax.Array) -> jax.Array:
+    """int32[7] from scalars, or from bool arrays whose True places are counted, by kind."""
+    unknown = set(counts) - set(FAULT_KINDS)
+    if unknown:
+        raise ValueError(f"no such fault kind: {sorted(unknown)}; known: {FAULT_KINDS}")
+    scalars = {kind: count for kind, count in counts.items() if count.ndim == 0}
+    totals: dict[str, jax.Array] = {k: count.astype(jnp.int32) for k, count in scalars.items()}
+    places: list[str] = [kind for kind in counts if kind not in scalars]
+    if places:
+        sums = jnp.sum(jnp.stack([counts[kind] for kind in places]), axis=1, dtype=jnp.int32)
+        totals |= {kind: sums[index] for index, kind in enumerate(places)}
+    zero = jnp.int32(0)
+    return jnp.stack([totals.get(kind, zero) for kind in FAULT_KINDS])
+
+
+def add_faults(faults: jax.Array, more: jax.Array) -> jax.Array:
+    """Adds non-negative counts and stays at the int32 maximum instead of wrapping."""
+    return jnp.where(more > _MOST - faults, jnp.int32(_MOST), faults + more)

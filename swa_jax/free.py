@@ -1,0 +1,184 @@
+"""Giving pages back: both sides, the SWA side alone, the full side alone."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from swa_jax.inputs import Ints, as_int32
+from swa_jax.plan_free import (
+    commit_free,
+    name_pages,
+    plan_free,
+    plan_free_full,
+    plan_free_swa,
+    plan_free_swa_as_of,
+)
+from swa_jax.state import AllocatorState
+
+
+def free(state: AllocatorState, slots: Ints) -> AllocatorState:
+    """Frees the full page of every slot, and its SWA page where it still has one.
+
+    Frees are whole pages: one slot of a page is enough, several are no fault. In an open group
+    the pages are queued; what they are is settled here and now (law 6).
+
+    Args:
+      state: allocator before the call.
+      slots: int32[T] full slots; 0 (any slot of the padding page) in unused places.
+
+    Returns:
+      The allocator after the call.
+
+    Refused, counted, and nothing else changed:
+      double_free: a page that is free or pending already, once a page.
+      out_of_range: a slot below 0 or past the pool, once a place.
+
+    Laws 4, 5 and 6; public reports B01 and B12.
+    """
+    return _free(state, as_int32("slots", slots, 1))
+
+
+@functools.partial(jax.jit, static_argnames="segment")
+def _free(state: AllocatorState, slots: jax.Array, segment: bool = False) -> AllocatorState:
+    named = name_pages(state, slots, segment=segment)
+    return commit_free(state, plan_free(state, named), defer=state.group_open)
+
+
+def free_segment(state: AllocatorState, slots: Ints) -> AllocatorState:
+    """Frees as `free` does, looking only at every page_size-th place.
+
+    Args:
+      state: allocator before the call.
+      slots: int32[T] full slots of one request in token order, the first on a page boundary;
+        0 in unused places.
+
+    Returns:
+      The allocator after the call.
+
+    Refused, counted, and nothing else changed:
+      misaligned: a looked-at slot that is not the first of its page, once a place.
+      double_free, out_of_range: as for `free`, of the places looked at.
+
+    Laws 4, 5 and 6; public report B05 (every free path needs the same filters).
+    """
+    return _free(state, as_int32("slots", slots, 1), segment=True)
+
+
+def free_swa(
+    state: AllocatorState, slots: Ints, owner: AllocatorState | None = None
+) -> AllocatorState:
+    """Frees the SWA page of every slot and clears the mapping of the whole full page.
+
+    Args:
+      state: allocator before the call.
+      slots: int32[T] full slots; 0 (any slot of the padding page) in unused places.
+      owner: an earlier state to read ownership from (a snapshot barrier, the other answer to the
+        group race). Released are the SWA pages that the slots had there, where the same full
+        page has them still or where no full page maps to them now; a mapping is cleared only
+        where it still points there. Costs one pass over the mapping.
+
+    Returns:
+      The allocator after the call. The full pages stay held.
+
+    Refused, counted, and nothing else changed:
+      unmapped: a held page that has no SWA side, once a page.
+      double_free: a page that is not held (with `owner`: was not, or its SWA page is released).
+      out_of_range: a slot below 0 or past the pool, once a place.
+
+    Laws 4 to 7; public reports B01 and B03.
+    """
+    slots = as_int32("slots", slots, 1)
+    if owner is None:
+        return _free_swa(state, slots)
+    if owner.config != state.config:
+        raise ValueError(
+            f"owner must be an earlier state of the same allocator, got {owner.config} for "
+            f"{state.config}"
+        )
+    return _free_swa_as_of(state, slots, owner)
+
+
+@functools.partial(jax.jit, static_argnames="segment")
+def _free_swa(state: AllocatorState, slots: jax.Array, segment: bool = False) -> AllocatorState:
+    named = name_pages(state, slots, segment=segment)
+    plan = plan_free_swa(state, named)
+    return commit_free(state, plan, defer=state.group_open, moves_full=False)
+
+
+@jax.jit
+def _free_swa_as_of(
+    state: AllocatorState, slots: jax.Array, owner: AllocatorState
+) -> AllocatorState:
+    plan = plan_free_swa_as_of(state, owner, name_pages(state, slots))
+    return commit_free(state, plan, defer=state.group_open, moves_full=False)
+
+
+def free_swa_segment(state: AllocatorState, slots: Ints) -> AllocatorState:
+    """Frees as `free_swa` does, looking only at every page_size-th place.
+
+    Args:
+      state: allocator before the call.
+      slots: int32[T] full slots of one request in token order, the first on a page boundary;
+        0 in unused places.
+
+    Returns:
+      The allocator after the call. The full pages stay held.
+
+    Refused, counted, and nothing else changed:
+      misaligned: a looked-at slot that is not the first of its page, once a place.
+      unmapped, double_free, out_of_range: as for `free_swa`, of the places looked at.
+
+    Laws 4 to 7; public report B05.
+    """
+    return _free_swa(state, as_int32("slots", slots, 1), segment=True)
+
+
+def free_full(state: AllocatorState, slots: Ints) -> AllocatorState:
+    """Frees the full page of every slot whose SWA side is gone already.
+
+    Args:
+      state: allocator before the call.
+      slots: int32[T] full slots; 0 (any slot of the padding page) in unused places.
+
+    Returns:
+      The allocator after the call.
+
+    Refused, counted, and nothing else changed:
+      still_mapped: a page whose SWA side is there, once a page; use `free`, or `free_swa` first.
+      double_free: a page that is free or pending already, once a page.
+      out_of_range: a slot below 0 or past the pool, once a place.
+
+    Laws 4 to 6; public report B08.
+    """
+    return _free_full(state, as_int32("slots", slots, 1))
+
+
+@jax.jit
+def _free_full(state: AllocatorState, slots: jax.Array) -> AllocatorState:
+    plan = plan_free_full(state, name_pages(state, slots))
+    return commit_free(state, plan, defer=state.group_open)
+
+
+def free_swa_grouped(state: AllocatorState, slots: Ints) -> AllocatorState:
+    """Queues the SWA page of every slot for `free_group_end`, whether a group is open or not.
+
+    The mapping is cleared and the physical page queued at the call (law 6): a fence for pages
+    that a dispatched step may still write.
+
+    Args:
+      state: allocator before the call.
+      slots: int32[T] full slots; 0 (any slot of the padding page) in unused places.
+
+    Returns:
+      The allocator after the call; available sizes are as before.
+
+    Refused, counted, and nothing else changed: as for `free_swa`.
+    """
+    return _free_swa_grouped(state, as_int32("slots", slots, 1))
+
+
+@jax.jit
+def _free_swa_grouped(state: AllocatorState, slots: jax.Array) -> AllocatorState:
+    plan = plan_free_swa(state, name_pages(state, slots))
+    return commit_free(state, plan, defer=jnp.ones((), bool), moves_full=False)

@@ -1,0 +1,151 @@
+"""What a grant hands out, and the one place that writes a granted plan into the state."""
+
+import functools
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+
+from swa_jax.faults import add_faults
+from swa_jax.pool import mark, nowhere, take
+from swa_jax.state import AllocatorState
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["slots", "count", "ok", "full_short", "swa_short"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class Grant:
+    """The answer of an allocation. A refusal is a normal answer: read `ok` first."""
+
+    slots: jax.Array  # int32[capacity] full slots, 0 in unused places and when refused
+    count: jax.Array  # int32[] slots granted, 0 when refused
+    ok: jax.Array  # bool[]
+    full_short: jax.Array  # int32[] full pages missing, 0 where granted or ill-formed
+    swa_short: jax.Array  # int32[] SWA pages missing, likewise
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "grant",
+        "full_pages",
+        "swa_pages",
+        "map_pages",
+        "map_values",
+        "num_full",
+        "num_swa",
+        "faults",
+        "scratch",
+    ],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class GrantPlan:
+    """Who gets which page. One past the end where a place moves none; all so when refused."""
+
+    grant: Grant
+    full_pages: jax.Array  # int32[K] leave the full pool
+    swa_pages: jax.Array  # int32[K] leave the SWA pool
+    map_pages: jax.Array  # int32[K] full pages whose mapping this grant decides
+    map_values: jax.Array  # int32[K] their SWA page, 0 = none
+    num_full: jax.Array  # int32[] pages taken, 0 when refused
+    num_swa: jax.Array  # int32[] pages taken, 0 when refused
+    faults: jax.Array  # int32[7] to add
+    scratch: jax.Array
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a request for pages can be met, and what is missing."""
+
+    ok: jax.Array
+    full_short: jax.Array
+    swa_short: jax.Array
+
+
+def judge(
+    state: AllocatorState, well_formed: jax.Array, num_full: jax.Array, num_swa: jax.Array
+) -> Verdict:
+    """Asks both pools before either changes (law 2)."""
+    swa_short = jnp.maximum(num_swa - state.swa.num_free, 0)
+    if state.config.pure_swa_pool:  # one pool: what is missing is missing on both sides
+        full_short = swa_short
+    else:
+        full_short = jnp.maximum(num_full - state.full.num_free, 0)
+    fits = (full_short == 0) & (swa_short == 0)
+    zero = jnp.int32(0)
+    return Verdict(
+        ok=well_formed & fits,
+        full_short=jnp.where(well_formed, full_short, zero),
+        swa_short=jnp.where(well_formed, swa_short, zero),
+    )
+
+
+def make_plan(
+    state: AllocatorState,
+    verdict: Verdict,
+    *,
+    slots: jax.Array,
+    count: jax.Array,
+    new_pages: jax.Array,
+    takes_full: jax.Array,
+    swa_pages: jax.Array,
+    takes_swa: jax.Array,
+    map_pages: jax.Array,
+    num_full: jax.Array,
+    num_swa: jax.Array,
+    faults: jax.Array,
+    scratch: jax.Array,
+) -> GrantPlan:
+    """Gates a plan by its one `ok`.
+
+    Args (places of one list of pages, K long):
+      slots: int32[T] what the caller gets; 0 in unused places.
+      new_pages, takes_full: full page ids and whether this place takes one from the pool.
+      swa_pages, takes_swa: SWA page ids and whether this place takes one from the pool.
+      map_pages: full page whose mapping this place decides, where it takes a page on any side.
+    """
+    ok, zero = verdict.ok, jnp.int32(0)
+    no_full, no_swa = jnp.int32(nowhere(state.full)), jnp.int32(nowhere(state.swa))
+    takes_full, takes_swa = takes_full & ok, takes_swa & ok
+    return GrantPlan(
+        grant=Grant(
+            slots=jnp.where(ok, slots, zero),
+            count=jnp.where(ok, count, zero),
+            ok=ok,
+            full_short=verdict.full_short,
+            swa_short=verdict.swa_short,
+        ),
+        full_pages=jnp.where(takes_full, new_pages, no_full),
+        swa_pages=jnp.where(takes_swa, swa_pages, no_swa),
+        map_pages=jnp.where(takes_full | takes_swa, map_pages, no_full),
+        map_values=jnp.where(takes_swa, swa_pages, zero),
+        num_full=jnp.where(ok, num_full, zero),
+        num_swa=jnp.where(ok, num_swa, zero),
+        faults=faults,
+        scratch=scratch,
+    )
+
+
+def commit_grant(state: AllocatorState, plan: GrantPlan) -> tuple[AllocatorState, Grant]:
+    """Writes a plan: one scatter for each array, none of which lands when it was refused.
+
+    The mapping of every granted full page is written, also where it is "none": a recycled page
+    keeps nothing of its last owner (law 7, public report B02).
+    """
+    if state.config.pure_swa_pool:
+        full = mark(state.full, plan.full_pages, released=False)
+    else:
+        full = take(state.full, plan.full_pages, plan.num_full)
+    after = replace(
+        state,
+        full=full,
+        swa=take(state.swa, plan.swa_pages, plan.num_swa),
+        full_to_swa=state.full_to_swa.at[plan.map_pages].set(plan.map_values, mode="drop"),
+        faults=add_faults(state.faults, plan.faults),
+        scratch=plan.scratch,
+    )
+    return after, plan.grant

@@ -1,0 +1,179 @@
+"""The mapping from full to SWA pages: read it, set it, clear it.
+
+Kept by page, so a mapping is for whole pages (law 5) and keeps the offset in the page (law 8).
+"""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+
+from swa_jax.faults import add_faults, fault_counts
+from swa_jax.inputs import Ints, as_int32, check_rows
+from swa_jax.paging import first_places, look_up, offset_of, page_of
+from swa_jax.plan_free import held_here, name_pages
+from swa_jax.pool import nowhere
+from swa_jax.state import NOBODY, PAD_SLOT, UNMAPPED, AllocatorState
+
+
+def translate_full_to_swa(state: AllocatorState, slots: Ints) -> jax.Array:
+    """SWA slots of full slots, as attention kernels of window layers need them.
+
+    Args:
+      state: any state.
+      slots: int32[...] full slots, of any shape.
+
+    Returns:
+      int32 of the same shape: the SWA slot; 0 where the page has none, for padding and for slots
+      outside the pool; -1 for -1 (no location).
+    """
+    return _translate(state, as_int32("slots", slots, None))
+
+
+@jax.jit
+def _translate(state: AllocatorState, slots: jax.Array) -> jax.Array:
+    config = state.config
+    size = config.page_size
+    inside = (slots >= 0) & (slots < jnp.int32(config.full_tokens + size))
+    known = jnp.where(inside, slots, 0)
+    page = look_up(state.full_to_swa, page_of(known, size), UNMAPPED)
+    swa_slots = page * jnp.int32(size) + offset_of(known, size)
+    mapped = jnp.where(page != UNMAPPED, swa_slots, PAD_SLOT)
+    return jnp.where(slots == -1, jnp.int32(-1), mapped)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Full and SWA pages to join, one past the end where a place joins none."""
+
+    full_pages: jax.Array  # int32[T]
+    swa_pages: jax.Array  # int32[T]
+    faults: jax.Array  # int32[7]
+    scratch: jax.Array
+
+
+def set_full_to_swa_mapping(
+    state: AllocatorState, full_slots: Ints, swa_slots: Ints
+) -> AllocatorState:
+    """Maps the full page of each place to the SWA page of the same place.
+
+    Setting moves: a full page that mapped to that SWA page before is unmapped, so the mapping
+    stays one-to-one (law 8). A full page that mapped elsewhere leaves that SWA page held by the
+    caller. All places act together, so two pages can swap. Costs one pass over the mapping.
+
+    Args:
+      state: allocator before the call.
+      full_slots: int32[T] full slots; 0 in unused places.
+      swa_slots: int32[T] SWA slots at the same offset in their pages; 0 in unused places.
+
+    Returns:
+      The allocator after the call.
+
+    Refused, counted, and nothing else changed for that place:
+      out_of_range: padding on one side only, a slot outside its pool, a page that is not held.
+      misaligned: unequal offsets, or a place that contradicts the first one that names its full
+        page or its SWA page.
+
+    Raises:
+      ValueError: in a pure SWA pool, where a page is its own SWA side.
+
+    Laws 7 and 8; public reports B03 and B07.
+    """
+    _needs_two_pools(state, "set_full_to_swa_mapping")
+    full_slots = as_int32("full_slots", full_slots, 1)
+    swa_slots = as_int32("swa_slots", swa_slots, 1)
+    check_rows(full_slots=full_slots, swa_slots=swa_slots)
+    return _set(state, full_slots, swa_slots)
+
+
+def _held_pages(
+    slots: jax.Array, free: jax.Array, tokens: int, size: int
+) -> tuple[jax.Array, jax.Array]:
+    """int32[T] page ids (0 where unusable) and bool[T] whether the slot lies in a held page."""
+    inside = (slots >= jnp.int32(size)) & (slots < jnp.int32(tokens + size))
+    pages = page_of(jnp.where(inside, slots, PAD_SLOT), size)
+    return pages, inside & ~look_up(free, pages, True)
+
+
+def pair_pages(state: AllocatorState, full_slots: jax.Array, swa_slots: jax.Array) -> Pairs:
+    """Decides which places join pages: those that agree with the first place that names either."""
+    config = state.config
+    size = config.page_size
+    no_full, no_swa = jnp.int32(nowhere(state.full)), jnp.int32(nowhere(state.swa))
+    full, full_held = _held_pages(full_slots, state.full.free, config.full_tokens, size)
+    swa, swa_held = _held_pages(swa_slots, state.swa.free, config.swa_tokens, size)
+    top = jnp.int32(size)
+    unused = (full_slots >= 0) & (full_slots < top) & (swa_slots >= 0) & (swa_slots < top)
+    both = full_held & swa_held
+    straight = both & (offset_of(full_slots, size) == offset_of(swa_slots, size))
+
+    named_full = jnp.where(straight, full, no_full)
+    named_swa = jnp.where(straight, swa, no_swa)
+    _, by_full, scratch = first_places(state.scratch, named_full)
+    by_swa = first_places(jnp.full(state.swa.free.shape, NOBODY, jnp.int32), named_swa)[1]
+    agrees = straight
+    agrees = agrees & (look_up(named_swa, by_full, 0) == named_swa)
+    agrees = agrees & (look_up(named_full, by_swa, 0) == named_full)
+    faults = fault_counts(out_of_range=~both & ~unused, misaligned=both & ~agrees)
+    joined_full = jnp.where(agrees, named_full, no_full)
+    return Pairs(joined_full, jnp.where(agrees, named_swa, no_swa), faults, scratch)
+
+
+@jax.jit
+def _set(state: AllocatorState, full_slots: jax.Array, swa_slots: jax.Array) -> AllocatorState:
+    pairs = pair_pages(state, full_slots, swa_slots)
+    # Who owns each SWA page from now on: whoever else maps to it is unmapped.
+    owner = jnp.zeros(state.swa.free.shape, jnp.int32)
+    owner = owner.at[pairs.swa_pages].set(pairs.full_pages, mode="drop")
+    new_owner = look_up(owner, state.full_to_swa, 0)
+    page = jnp.arange(state.full_to_swa.shape[0], dtype=jnp.int32)
+    moved = (new_owner != 0) & (new_owner != page)
+    mapping = jnp.where(moved, jnp.int32(UNMAPPED), state.full_to_swa)
+    return replace(
+        state,
+        full_to_swa=mapping.at[pairs.full_pages].set(pairs.swa_pages, mode="drop"),
+        faults=add_faults(state.faults, pairs.faults),
+        scratch=pairs.scratch,
+    )
+
+
+def clear_full_to_swa_mapping(state: AllocatorState, full_slots: Ints) -> AllocatorState:
+    """Unmaps the full page of every slot; the SWA page stays held by the caller.
+
+    Args:
+      state: allocator before the call.
+      full_slots: int32[T] full slots; 0 in unused places. Unmapped pages are no fault.
+
+    Returns:
+      The allocator after the call.
+
+    Refused, counted, and nothing else changed:
+      double_free: a page that is not held, once a page.
+      out_of_range: a slot below 0 or past the pool, once a place.
+
+    Raises:
+      ValueError: in a pure SWA pool, where a page is its own SWA side.
+
+    Laws 5 and 7; public report B03.
+    """
+    _needs_two_pools(state, "clear_full_to_swa_mapping")
+    return _clear(state, as_int32("full_slots", full_slots, 1))
+
+
+@jax.jit
+def _clear(state: AllocatorState, full_slots: jax.Array) -> AllocatorState:
+    named = name_pages(state, full_slots)
+    held = held_here(state, named)
+    unmap = jnp.where(held, named.pages, jnp.int32(nowhere(state.full)))
+    faults = fault_counts(double_free=named.first & ~held, out_of_range=named.out_of_range)
+    return replace(
+        state,
+        full_to_swa=state.full_to_swa.at[unmap].set(UNMAPPED, mode="drop"),
+        faults=add_faults(state.faults, faults),
+        scratch=named.scratch,
+    )
+
+
+def _needs_two_pools(state: AllocatorState, call: str) -> None:
+    if state.config.pure_swa_pool:
+        raise ValueError(f"{call} needs two pools: in a pure SWA pool a page is its own SWA side")

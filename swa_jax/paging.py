@@ -1,0 +1,73 @@
+"""Slot and page arithmetic, and taking each page once. Slots are int32 token places."""
+
+import jax
+import jax.numpy as jnp
+
+from swa_jax.state import NOBODY
+
+
+def page_of(slots: jax.Array, page_size: int) -> jax.Array:
+    """Page ids of slots; meaningful for slots >= 0 only."""
+    return slots if page_size == 1 else jax.lax.div(slots, jnp.int32(page_size))
+
+
+def offset_of(slots: jax.Array, page_size: int) -> jax.Array:
+    """Places of slots in their pages; meaningful for slots >= 0 only."""
+    if page_size == 1:
+        return jnp.zeros_like(slots)
+    return jax.lax.rem(slots, jnp.int32(page_size))
+
+
+def pages_for(tokens: jax.Array, page_size: int) -> jax.Array:
+    """Pages that hold `tokens` >= 0 tokens: the quotient rounded up, without overflow."""
+    if page_size == 1:
+        return tokens
+    return page_of(tokens, page_size) + (offset_of(tokens, page_size) > 0).astype(jnp.int32)
+
+
+def floor_to_page(tokens: jax.Array, page_size: int) -> jax.Array:
+    """`tokens` >= 0 rounded down to a page boundary."""
+    return tokens - offset_of(tokens, page_size)
+
+
+def look_up(table: jax.Array, index: jax.Array, absent: int | bool) -> jax.Array:
+    """table[index], and `absent` for an index past the end.
+
+    `index` must not be negative: that would wrap round to the end of the table in any mode.
+    """
+    return table.at[index].get(mode="fill", fill_value=absent)
+
+
+def first_places(scratch: jax.Array, pages: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Finds for each page of a list the first place that names it. Cost: the list, not the pool.
+
+    Args:
+      scratch: int32[N+1], NOBODY everywhere.
+      pages: int32[T] page ids; N+1 (one past the end) for a place that names none.
+
+    Returns:
+      bool[T]: this place is the first that names its page;
+      int32[T]: the first place that names this place's page (T where it names none);
+      scratch, NOBODY everywhere again.
+    """
+    count = pages.shape[0]
+    places = jnp.arange(count, dtype=jnp.int32)
+    marked = scratch.at[pages].min(places, mode="drop")
+    first = look_up(marked, pages, count)
+    is_first = first == places
+    # Only first places reset their page: the reset then depends on what was read, so the
+    # compiler can order it after the reading and needs no copy of the whole array.
+    reset = jnp.where(is_first, pages, scratch.shape[0])
+    return is_first, first, marked.at[reset].set(NOBODY, mode="drop")
+
+
+def sum_exceeds(values: jax.Array, limit: int) -> jax.Array:
+    """bool[]: the sum of int32[B] values >= 0 is above `limit`, right even where it passes int32.
+
+    Two halves of 15 bits and the rest are summed apart (B up to 32,767 rows).
+    """
+    low_mask = jnp.int32(0x7FFF)
+    low = jnp.sum(values & low_mask, dtype=jnp.int32)
+    high = jnp.sum(values >> jnp.int32(15), dtype=jnp.int32) + (low >> jnp.int32(15))
+    limit_high, limit_low = limit >> 15, limit & 0x7FFF
+    return (high > limit_high) | ((high == limit_high) & ((low & low_mask) > limit_low))

@@ -1,0 +1,104 @@
+"""The two things that happen to a pool: pages leave at the head, pages come back at the end.
+
+Only this module writes a `PagePool`. A place that moves no page carries an id one past the end,
+which every scatter drops, so both run without a branch and a refused call writes nothing.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from swa_jax.paging import look_up
+from swa_jax.rank import rank
+from swa_jax.state import PAD_PAGE, PagePool
+
+
+def nowhere(pool: PagePool) -> int:
+    """The page id that no write reaches."""
+    return pool.free.shape[0]
+
+
+def _place(pool: PagePool, offset: jax.Array) -> jax.Array:
+    """Ring places of offsets 0 .. N-1 from the head.
+
+    Written so that head + offset cannot pass int32 in a pool of 2^31 pages.
+    """
+    size = jnp.int32(pool.ring.shape[0])
+    place = offset - (size - pool.head)
+    return jnp.where(place < 0, place + size, place)
+
+
+def peek(pool: PagePool, ranks: jax.Array) -> jax.Array:
+    """int32[K] page ids that the next grant hands out, by rank in it. Writes nothing.
+
+    Ranks are below K: K places from the head, and K from the start of the ring in case it goes
+    round, are all that is read (a slice costs the same in a pool of any size). Ranks past what
+    the pool can grant give pages that a grant must not use.
+    """
+    size, most = pool.ring.shape[0], ranks.shape[0]
+    if most >= size:
+        safe = jnp.where(ranks < size, ranks, jnp.int32(0))
+        return look_up(pool.ring, _place(pool, safe), PAD_PAGE)
+    start = jnp.minimum(pool.head, jnp.int32(size - most))
+    ahead = jax.lax.dynamic_slice(pool.ring, (start,), (most,))
+    both = jnp.concatenate([ahead, pool.ring[:most]])
+    return look_up(both, ranks + (pool.head - start), PAD_PAGE)
+
+
+def take(pool: PagePool, pages: jax.Array, count: jax.Array) -> PagePool:
+    """Grants the first `count` places of the ring, whose ids are `pages` (int32[K])."""
+    advanced = _place(pool, jnp.minimum(count, jnp.int32(pool.ring.shape[0] - 1)))
+    whole = count == jnp.int32(pool.ring.shape[0])  # all round: the head is where it was
+    return replace(
+        mark(pool, pages, released=False),
+        head=jnp.where(whole, pool.head, advanced),
+        num_free=pool.num_free - count,
+    )
+
+
+def mark(pool: PagePool, pages: jax.Array, *, released: bool) -> PagePool:
+    """Writes the bitmap alone (a pure SWA state's full side has nothing else)."""
+    return replace(pool, free=pool.free.at[pages].set(released, mode="drop"))
+
+
+def give_back(pool: PagePool, pages: jax.Array, defer: jax.Array | bool) -> PagePool:
+    """Releases held pages, each named once; places that name none hold `nowhere(pool)`.
+
+    With `defer` they join the pending places at the end of the ring. Without, they must be
+    grantable before the pending ones, so as many pending pages as needed move behind them.
+
+    Args:
+      pool: before the call.
+      pages: int32[K] page ids.
+      defer: bool[], queue for `free_group_end`.
+    """
+    size = pool.ring.shape[0]
+    marks = pages < jnp.int32(nowhere(pool))
+    ranks, count = rank(marks)
+    waiting = pool.num_pending
+    start = jnp.where(defer, pool.num_free + waiting, pool.num_free)
+    outside = jnp.int32(size)
+    to = jnp.where(marks, _place(pool, start + jnp.where(marks, ranks, 0)), outside)
+
+    places = jnp.arange(min(pages.shape[0], size), dtype=jnp.int32)
+    moves = places < jnp.where(defer, 0, jnp.minimum(count, waiting))
+    source = _place(pool, jnp.where(moves, pool.num_free + places, 0))
+    target = _place(pool, jnp.where(moves, pool.num_free + jnp.maximum(count, waiting) + places, 0))
+    moved = look_up(pool.ring, source, PAD_PAGE)
+
+    return replace(
+        mark(pool, pages, released=True),
+        ring=pool.ring.at[jnp.concatenate([to, jnp.where(moves, target, outside)])].set(
+            jnp.concatenate([pages, moved]), mode="drop"
+        ),
+        num_free=pool.num_free + jnp.where(defer, 0, count),
+        num_pending=waiting + jnp.where(defer, count, 0),
+    )
+
+
+def settle(pool: PagePool) -> PagePool:
+    """Makes the pending pages grantable: they stand behind the free ones already."""
+    return replace(
+        pool, num_free=pool.num_free + pool.num_pending, num_pending=jnp.zeros_like(pool.head)
+    )

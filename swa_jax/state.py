@@ -1,0 +1,142 @@
+"""The state: an immutable pytree, the same for every transition.
+
+Legend: F full pages, S SWA pages, P page_size (tokens). Page 0 is padding in both pools.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from swa_jax.config import PoolConfig
+from swa_jax.faults import FAULT_KINDS, zero_faults
+
+PAD_PAGE = 0  # never granted, never freed; its slots 0 .. P-1 fill unused places
+PAD_SLOT = 0  # what unused places of an array of slots hold
+UNMAPPED = 0  # value of `full_to_swa` where a full page has no SWA page
+NOBODY = 2**31 - 1  # value of `scratch` at rest
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["free", "ring", "head", "num_free", "num_pending"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class PagePool:
+    """One pool of N pages. `ring` is the free list and the pending-free buffer in one.
+
+    Counted from `head` and round the end: the first `num_free` places can be granted, the next
+    `num_pending` are queued until `free_group_end`, the rest is unused.
+    """
+
+    free: jax.Array  # bool[N+1] by page id; True: released (free or pending)
+    ring: jax.Array  # int32[N] page ids (a single unused place where the pool only has the bitmap)
+    head: jax.Array  # int32[] place of the next page to grant
+    num_free: jax.Array  # int32[] pages
+    num_pending: jax.Array  # int32[] pages
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["full", "swa", "full_to_swa", "group_open", "faults", "scratch"],
+    meta_fields=["config"],
+)
+@dataclass(frozen=True)
+class AllocatorState:
+    """Both pools and the mapping between them. Make one with `init`, never by hand.
+
+    A pure SWA state has one ring, that of `swa`; its `full` only remembers, by bitmap, which
+    pages their owner has not given back yet, and a live page maps to itself.
+    """
+
+    full: PagePool
+    swa: PagePool
+    full_to_swa: jax.Array  # int32[F+1] SWA page of each full page, 0 = unmapped
+    group_open: jax.Array  # bool[]
+    faults: jax.Array  # int32[7] in the order of FAULT_KINDS
+    scratch: jax.Array  # int32[F+1] NOBODY between transitions
+    config: PoolConfig  # static
+
+
+def _new_pool(pages: int, *, with_ring: bool) -> PagePool:
+    released = jnp.ones(pages + 1, bool).at[PAD_PAGE].set(False, mode="drop")
+    ring = jnp.arange(1, pages + 1, dtype=jnp.int32) if with_ring else jnp.zeros(1, jnp.int32)
+    count = pages if with_ring else 0
+    return PagePool(released, ring, jnp.int32(0), jnp.int32(count), jnp.int32(0))
+
+
+def init(config: PoolConfig) -> AllocatorState:
+    """A state in which every page is free.
+
+    Args:
+      config: the sizes of the pools.
+
+    Returns:
+      `AllocatorState`, 13 bytes for a full page and 5 for an SWA page (`state_bytes`).
+    """
+    return _init(config)
+
+
+def _init(config: PoolConfig) -> AllocatorState:
+    pages = config.full_pages
+    return AllocatorState(
+        full=_new_pool(pages, with_ring=not config.pure_swa_pool),
+        swa=_new_pool(config.swa_pages, with_ring=True),
+        full_to_swa=jnp.full(pages + 1, UNMAPPED, jnp.int32),
+        group_open=jnp.zeros((), bool),
+        faults=zero_faults(),
+        scratch=jnp.full(pages + 1, NOBODY, jnp.int32),
+        config=config,
+    )
+
+
+def clear(state: AllocatorState) -> AllocatorState:
+    """Gives everything back at once: the state is as new, counters included.
+
+    Args:
+      state: any state; nothing of it but the configuration is read.
+
+    Returns:
+      The state that `init` gives for the same configuration, bit for bit.
+    """
+    return _init(state.config)
+
+
+def snapshot(state: AllocatorState) -> AllocatorState:
+    """A copy that outlives donation of the original.
+
+    Without donation a plain reference is a snapshot already: states never change. A transition
+    that is compiled with `donate_argnums` takes the buffers of the state it is given, so keep
+    `snapshot(state)` where you want to come back, or to give `free_swa` as `owner`.
+    """
+    return jax.tree.map(jnp.copy, state)
+
+
+def full_available_size(state: AllocatorState) -> jax.Array:
+    """int32[] tokens that the full pool can still grant (pages queued by a group excluded)."""
+    pool = state.swa if state.config.pure_swa_pool else state.full
+    return pool.num_free * jnp.int32(state.config.page_size)
+
+
+def swa_available_size(state: AllocatorState) -> jax.Array:
+    """int32[] tokens that the SWA pool can still grant (pages queued by a group excluded)."""
+    return state.swa.num_free * jnp.int32(state.config.page_size)
+
+
+def available_size(state: AllocatorState) -> jax.Array:
+    """int32[] tokens that both pools can still grant: the smaller of the two."""
+    return jnp.minimum(full_available_size(state), swa_available_size(state))
+
+
+def faults(state: AllocatorState) -> dict[str, int]:
+    """Misuse counted so far, by kind. On the host: waits for the device."""
+    values = jax.device_get(state.faults)
+    return {kind: int(value) for kind, value in zip(FAULT_KINDS, values, strict=True)}
+
+
+def state_bytes(config: PoolConfig) -> int:
+    """Bytes that the arrays of a state take on the device."""
+    leaves = jax.tree.leaves(jax.eval_shape(lambda: _init(config)))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

@@ -1,0 +1,36 @@
+"""Settings for every test: JAX made strict, two CPU devices, Hypothesis profiles."""
+
+import os
+from pathlib import Path
+
+import chex
+import jax
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).parent.parent
+
+# JAX reads these when its first array is made, so they are set while tests are still collected.
+jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
+jax.config.update("jax_num_cpu_devices", 2)
+# A mix of dtypes or ranks is a mistake in an allocator, never a convenience.
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# Tests compile the same small programs over and over, in every process and in every run.
+jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+# A first call compiles, which makes a deadline for one example meaningless.
+# In CI the examples are the same every time: a red run is red for its change.
+settings.register_profile(
+    "default", deadline=None, max_examples=30, derandomize="CI" in os.environ, print_blob=True
+)
+settings.register_profile("thorough", deadline=None, max_examples=1000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_trace_counter() -> None:
+    """Forgets earlier traces: `chex.assert_max_traces` counts by source text, not by function."""
+    chex.clear_trace_counter()
