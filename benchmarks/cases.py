@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.side import Native, Side
-from benchmarks.timing import Timing, measure
+from benchmarks.timing import Job
 from benchmarks.workload import Workload
 
 
@@ -70,14 +70,14 @@ class Case:
     """One line of the table. `needs` are the methods without which a side has no such case."""
 
     name: str
-    run: Callable[[Driver], Timing]
+    job: Callable[[Driver], Job]
     needs: frozenset[str] = frozenset()
 
 
 def _free_case(method: str, *, first: str | None = None) -> Case:
     """A free of a whole batch, `first` called on it before and not timed."""
 
-    def run(driver: Driver) -> Timing:
+    def job(driver: Driver) -> Job:
         side = driver.side
 
         def prepare() -> Native:
@@ -91,23 +91,20 @@ def _free_case(method: str, *, first: str | None = None) -> Case:
                 driver.release(side.numpy(slots))
             expect_all_free(driver)
 
-        timed = getattr(side, method)
-        return measure(prepare, timed, finish, repeats=driver.workload.repeats, units=1)
+        return Job(prepare, getattr(side, method), finish)
 
-    return Case(method, run, frozenset({method}))
+    return Case(method, job, frozenset({method}))
 
 
-def _run_extend(driver: Driver) -> Timing:
+def _extend_job(driver: Driver) -> Job:
     def finish(_: None, slots: Native) -> None:
         driver.release(driver.side.numpy(slots))
         expect_all_free(driver)
 
-    return measure(
-        lambda: None, lambda _: driver.extend(), finish, repeats=driver.workload.repeats, units=1
-    )
+    return Job(lambda: None, lambda _: driver.extend(), finish)
 
 
-def _run_decode(driver: Driver) -> Timing:
+def _decode_job(driver: Driver) -> Job:
     side = driver.side
 
     def timed(given: tuple[np.ndarray, Native]) -> list[Native]:
@@ -118,15 +115,13 @@ def _run_decode(driver: Driver) -> Timing:
         return granted
 
     def finish(given: tuple[np.ndarray, Native], granted: list[Native]) -> None:
-        slots = [given[0], *(side.numpy(step) for step in granted)]
-        driver.release(np.concatenate(slots))
+        driver.release(np.concatenate([given[0], *(side.numpy(step) for step in granted)]))
         expect_all_free(driver)
 
-    units = driver.workload.decode_steps
-    return measure(driver.prefill, timed, finish, repeats=driver.workload.repeats, units=units)
+    return Job(driver.prefill, timed, finish, driver.workload.decode_steps)
 
 
-def _run_group_end(driver: Driver) -> Timing:
+def _group_end_job(driver: Driver) -> Job:
     side = driver.side
 
     def prepare() -> None:
@@ -134,19 +129,13 @@ def _run_group_end(driver: Driver) -> Timing:
         side.group_begin()
         side.free(slots)
 
-    return measure(
-        prepare,
-        lambda _: side.group_end(),
-        lambda _, __: expect_all_free(driver),
-        repeats=driver.workload.repeats,
-        units=1,
-    )
+    return Job(prepare, lambda _: side.group_end(), lambda _, __: expect_all_free(driver))
 
 
 def _turnover_case(name: str, methods: tuple[str, ...]) -> Case:
     """Extend, then `methods` on its slots, as in one step of the compiled loop."""
 
-    def run(driver: Driver) -> Timing:
+    def job(driver: Driver) -> Job:
         side, turns = driver.side, driver.workload.call_turns
         # The group's own two calls take no slots.
         release = [(getattr(side, method), method.startswith("free")) for method in methods]
@@ -157,15 +146,9 @@ def _turnover_case(name: str, methods: tuple[str, ...]) -> Case:
                 for call, takes_slots in release:
                     call(slots) if takes_slots else call()
 
-        return measure(
-            lambda: None,
-            timed,
-            lambda _, __: expect_all_free(driver),
-            repeats=driver.workload.repeats,
-            units=turns,
-        )
+        return Job(lambda: None, timed, lambda _, __: expect_all_free(driver), turns)
 
-    return Case(name, run, frozenset(methods))
+    return Case(name, job, frozenset(methods))
 
 
 TURNOVER_BY_SIDE = "extend + free_swa + free_full"
@@ -173,14 +156,14 @@ TURNOVER_SEGMENT = "extend + free_segment"
 TURNOVER_GROUP = "extend + free in a group"
 
 CASES = (
-    Case("decode", _run_decode),
-    Case("extend", _run_extend),
+    Case("decode", _decode_job),
+    Case("extend", _extend_job),
     _free_case("free"),
     _free_case("free_swa"),
     _free_case("free_full", first="free_swa"),
     _free_case("free_segment"),
     _free_case("free_swa_segment"),
-    Case("group end", _run_group_end),
+    Case("group end", _group_end_job),
     _turnover_case(TURNOVER_BY_SIDE, ("free_swa", "free_full")),
     _turnover_case(TURNOVER_SEGMENT, ("free_segment",)),
     _turnover_case(TURNOVER_GROUP, ("group_begin", "free", "group_end")),

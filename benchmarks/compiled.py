@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 import swa_jax as swa
 
-Turn: TypeAlias = Callable[[swa.AllocatorState, jax.Array], swa.AllocatorState]
+Release: TypeAlias = Callable[[swa.AllocatorState, jax.Array], swa.AllocatorState]
 
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnames="steps")
@@ -39,7 +39,7 @@ def turnover_loop(
     state: swa.AllocatorState,
     rows: tuple[jax.Array, jax.Array, jax.Array],
     *,
-    release: Turn,
+    release: Release,
     steps: int,
     num_tokens: int,
 ) -> tuple[swa.AllocatorState, jax.Array]:

@@ -5,7 +5,8 @@
   sglang's: `sglang.srt.mem_cache.base_swa_memory_pool`, the abstract base of the KV buffers. It
   would import the model runner, and with it transformers and torchvision. The stand-in is an empty
   base class, and `_KvPool` below translates slots as sglang's `SWAKVPool` does, by one gather.
-  Calls run in `torch.inference_mode`, as they do in sglang's scheduler.
+  Calls run in `torch.inference_mode`, as they do in sglang's scheduler, and on one thread, as
+  sglang sets for every device but the CPU itself; more threads made every call here slower.
 * **sglang-jax**: `SWATokenToKVPoolAllocator` of `sgl_jax/srt/mem_cache/allocator.py`, NumPy. The
   release on PyPI (0.0.1.post1) has no such class, the repository
   https://github.com/sgl-project/sglang-jax has. Its KV pool is made without buffers. It is given
@@ -21,13 +22,10 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeAlias
 
 import numpy as np
 
-from benchmarks.side import Native, Side
-
-Maker: TypeAlias = Callable[[int, int], Side]  # tokens, page_size
+from benchmarks.side import Maker, Native, Side
 
 _POOL_MODULE = "sglang.srt.mem_cache.base_swa_memory_pool"
 _SEGMENTS = frozenset({"free_segment", "free_swa_segment"})
@@ -64,6 +62,7 @@ def _load_sglang() -> Maker:
         setattr(stand_in, "BaseSWAKVPool", _BaseKvPool)  # noqa: B010 (a module has no such field)
         sys.modules[_POOL_MODULE] = stand_in
     module = importlib.import_module("sglang.srt.mem_cache.allocator.swa")
+    torch.set_num_threads(1)
     # Left on until the process ends: entering it for every call would cost every call.
     torch.inference_mode().__enter__()
 

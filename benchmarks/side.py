@@ -1,5 +1,6 @@
 """The one form in which every allocator is driven, so that all do the same work."""
 
+from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -68,3 +69,6 @@ class Side(Protocol):
     def group_end(self) -> None:
         """Releases what was queued."""
         ...
+
+
+Maker: TypeAlias = Callable[[int, int], Side]  # tokens in each pool, page_size

@@ -1,13 +1,27 @@
-"""Repetitions of one timed call, each between its own untimed preparation and clean-up."""
+"""Repetitions of timed calls, each between its own untimed preparation and clean-up."""
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
-Given = TypeVar("Given")
-Result = TypeVar("Result")
+
+@dataclass(frozen=True)
+class Job:
+    """One call to time.
+
+    Attributes:
+      prepare: makes the call's argument; not timed.
+      timed: must not return before its result is there.
+      finish: gets argument and result and undoes the call; not timed.
+      units: steps in one call, by which the summary divides.
+    """
+
+    prepare: Callable[[], Any]
+    timed: Callable[[Any], Any]
+    finish: Callable[[Any, Any], None]
+    units: int = 1
 
 
 @dataclass(frozen=True)
@@ -29,31 +43,25 @@ class Timing:
         }
 
 
-def measure(
-    prepare: Callable[[], Given],
-    timed: Callable[[Given], Result],
-    finish: Callable[[Given, Result], None],
-    *,
-    repeats: int,
-    units: int,
-) -> Timing:
-    """Times `timed` alone, `repeats` times after one call to warm up.
+def measure(jobs: Sequence[Job], repeats: int) -> list[Timing]:
+    """Times every job `repeats` times, in turns, after one call each to warm up.
+
+    In turns, so that whatever else the machine does meanwhile touches all of them alike and
+    their ratios stay fair.
 
     Args:
-      prepare: makes the call's argument; not timed.
-      timed: must not return before its result is there.
-      finish: gets argument and result and undoes the call; not timed.
-      repeats: timed repetitions.
-      units: steps in one call, by which the summary divides.
+      jobs: what to compare with each other.
+      repeats: timed repetitions of each.
 
     Returns:
-      The seconds of every repetition. The first call, which may compile, is not among them.
+      A timing for each job. The first call, which may compile, is not in it.
     """
-    seconds = []
+    seconds: list[list[float]] = [[] for _ in jobs]
     for _ in range(repeats + 1):
-        given = prepare()
-        start = time.perf_counter()
-        result = timed(given)
-        seconds.append(time.perf_counter() - start)
-        finish(given, result)
-    return Timing(tuple(seconds[1:]), units)
+        for job, spent in zip(jobs, seconds, strict=True):
+            given = job.prepare()
+            start = time.perf_counter()
+            result = job.timed(given)
+            spent.append(time.perf_counter() - start)
+            job.finish(given, result)
+    return [Timing(tuple(spent[1:]), job.units) for job, spent in zip(jobs, seconds, strict=True)]

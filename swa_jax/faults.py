@@ -25,14 +25,16 @@ def fault_counts(**counts: jax.Array) -> jax.Array:
     unknown = set(counts) - set(FAULT_KINDS)
     if unknown:
         raise ValueError(f"no such fault kind: {sorted(unknown)}; known: {FAULT_KINDS}")
-    scalars = {kind: count for kind, count in counts.items() if count.ndim == 0}
-    totals: dict[str, jax.Array] = {k: count.astype(jnp.int32) for k, count in scalars.items()}
-    places: list[str] = [kind for kind in counts if kind not in scalars]
-    if places:
-        sums = jnp.sum(jnp.stack([counts[kind] for kind in places]), axis=1, dtype=jnp.int32)
-        totals |= {kind: sums[index] for index, kind in enumerate(places)}
-    zero = jnp.int32(0)
-    return jnp.stack([totals.get(kind, zero) for kind in FAULT_KINDS])
+    zero = jnp.zeros((), jnp.int32)
+    totals: dict[str, jax.Array] = dict.fromkeys(FAULT_KINDS, zero)
+    places = [kind for kind, count in counts.items() if count.ndim]
+    if places:  # one pass over all of them
+        marks = jnp.stack([counts[kind] for kind in places])
+        sums = jnp.sum(marks, axis=1, dtype=jnp.int32)
+        totals.update({kind: sums[index] for index, kind in enumerate(places)})
+    scalars = counts.keys() - places
+    totals.update({kind: counts[kind].astype(jnp.int32) for kind in scalars})
+    return jnp.stack(list(totals.values()))
 
 
 def add_faults(faults: jax.Array, more: jax.Array) -> jax.Array:

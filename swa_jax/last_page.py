@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from swa_jax.paging import look_up, offset_of, page_of
+from swa_jax.paging import first_places, look_up, offset_of, page_of
 from swa_jax.pool import nowhere
 from swa_jax.state import UNMAPPED, AllocatorState
 
@@ -19,6 +19,7 @@ class LastPage:
     has_swa: jax.Array  # bool[B] the page has an SWA side
     lost: jax.Array  # bool[B] counts out_of_range
     crooked: jax.Array  # bool[B] counts misaligned
+    scratch: jax.Array
 
 
 def look_at_last_page(
@@ -27,8 +28,8 @@ def look_at_last_page(
     """Finds and checks the partly filled page of each row that grows.
 
     A row whose `last_loc` names no held page counts `out_of_range`. One that stands at another
-    place of its page than its length says counts `misaligned`, and so does a later row that goes
-    on in the same page without an SWA side: one page cannot get two of them.
+    place of its page than its length says, or that goes on in the page of an earlier row (both
+    would be handed the same slots: a copy of the last page was forgotten), counts `misaligned`.
 
     Args:
       state: allocator before the call.
@@ -42,48 +43,19 @@ def look_at_last_page(
     goes_on = grows & (filled > 0)
     if size == 1:  # a page of one token is never partly filled
         off = jnp.zeros_like(goes_on)
-        return LastPage(off, jnp.full_like(last_loc, outside), off, off, off)
+        nothing = jnp.full_like(last_loc, outside)
+        return LastPage(off, nothing, off, off, off, state.scratch)
 
     end = jnp.int32(config.full_tokens + size)
     inside = goes_on & (last_loc >= jnp.int32(size)) & (last_loc < end)
     slot = jnp.where(inside, last_loc, 0)
     page = jnp.where(inside, page_of(slot, size), outside)
-    has_swa = look_up(state.full_to_swa, page, UNMAPPED) != UNMAPPED
-    bare = inside & ~has_swa
+    has_swa = inside & (look_up(state.full_to_swa, page, UNMAPPED) != UNMAPPED)
+    held = inside & ~look_up(state.full.free, page, True)
     if config.pure_swa_pool:  # the one side there is must be live
-        lost, again = bare, jnp.zeros_like(bare)
-    else:
-        lost, again = _look_at_bare(state.full.free, page, bare)
-    straight = offset_of(slot, size) == filled - 1
-    crooked = inside & ~lost & (~straight | again)
-    return LastPage(goes_on, page, has_swa, (goes_on & ~inside) | lost, crooked)
-
-
-def _look_at_bare(free: jax.Array, page: jax.Array, bare: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of the rows whose page has no SWA side: which pages are not held, which come again.
-
-    A mapped page is held (law 8), so only these rows need the bitmap. They are rare; where a
-    branch costs nothing (CPU) it spares the usual step the work, elsewhere it would cost a
-    round trip to the host and the work is done always. Both give the same.
-    """
-
-    def look(free: jax.Array, page: jax.Array, bare: jax.Array) -> tuple[jax.Array, jax.Array]:
-        lost = bare & look_up(free, page, True)
-        return lost, _comes_again(page, bare & ~lost, free.shape[0])
-
-    def branch(free: jax.Array, page: jax.Array, bare: jax.Array) -> tuple[jax.Array, jax.Array]:
-        def skip(free: jax.Array, page: jax.Array, bare: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return jnp.zeros_like(bare), jnp.zeros_like(bare)
-
-        return jax.lax.cond(jnp.any(bare), look, skip, free, page, bare)
-
-    return jax.lax.platform_dependent(free, page, bare, cpu=branch, default=look)
-
-
-def _comes_again(page: jax.Array, marks: jax.Array, outside: int) -> jax.Array:
-    """bool[B]: a marked row whose page an earlier marked row names too."""
-    rows = jnp.arange(page.shape[0], dtype=jnp.int32)
-    key = jnp.where(marks, page, jnp.int32(outside))
-    key, order = jax.lax.sort((key, rows), num_keys=2)
-    same = jnp.concatenate([jnp.zeros(1, bool), key[1:] == key[:-1]]) & (key < outside)
-    return jnp.zeros(page.shape, bool).at[order].set(same, mode="drop")
+        held = held & has_swa
+    straight = held & (offset_of(slot, size) == filled - 1)
+    page = jnp.where(straight, page, outside)
+    first, _, scratch = first_places(state.scratch, page)
+    crooked = held & ~(straight & first)
+    return LastPage(goes_on, page, has_swa, goes_on & ~held, crooked, scratch)

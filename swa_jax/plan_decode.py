@@ -44,5 +44,5 @@ def plan_decode(
         num_full=num_full,
         num_swa=num_swa,
         faults=faults,
-        scratch=state.scratch,
+        scratch=last.scratch,
     )

@@ -16,7 +16,7 @@ from swa_jax.grant import GrantPlan, judge, make_plan
 from swa_jax.last_page import LastPage, look_at_last_page
 from swa_jax.paging import look_up, offset_of, page_of, pages_for, sum_exceeds
 from swa_jax.pool import peek
-from swa_jax.rank import exclusive_sum, rank
+from swa_jax.rank import exclusive_sum, rank, read_runs
 from swa_jax.state import PAD_PAGE, PAD_SLOT, AllocatorState
 
 _NO_PAGE = 2**31 - 1  # a page number that no tail reaches
@@ -101,27 +101,13 @@ def cut_pieces(
     starts = exclusive_sum(jnp.stack([rows.grow, pieces, rows.new, swa]))
     totals = starts[:, -1] + jnp.stack([rows.grow[-1], pieces[-1], rows.new[-1], swa[-1]])
 
-    # Rows with no piece are left out, so that the r-th mark is the r-th row that is left.
-    some = pieces > 0
-    row_rank, _ = rank(some)
-    num_rows = rows.grow.shape[0]
-    place = jnp.where(some, row_rank, num_rows)
-    rows_left = jnp.zeros(num_rows, jnp.int32)
-    rows_left = rows_left.at[place].set(jnp.arange(num_rows, dtype=jnp.int32), mode="drop")
-    marks = jnp.zeros(count, bool)
-    marks = marks.at[jnp.where(some, starts[1], count)].set(True, mode="drop")
-    before, _ = rank(marks)
-    index = jnp.arange(count, dtype=jnp.int32)
-    # Never negative where a piece is real; any row will do for the other places.
-    nth = jnp.maximum(before + marks.astype(jnp.int32) - 1, 0)
-    row = look_up(rows_left, nth, 0)
+    runs = read_runs(pieces, count, starts[1])
 
     def of_row(values: jax.Array) -> jax.Array:
-        return look_up(values, row, 0)
+        return look_up(values, runs.run, 0)
 
-    local = index - of_row(starts[1])
-    real = index < totals[1]
-    number = local - of_row(goes_on)  # which of the row's new pages; -1 where it goes on
+    real = runs.real
+    number = runs.within - of_row(goes_on)  # which of the row's new pages; -1 where it goes on
     is_new = real & (number >= 0)
     skipped = jnp.maximum(of_row(rows.swa_from) - of_row(rows.held), 0)
     revives = of_row(rows.revive.astype(jnp.int32))
@@ -201,5 +187,5 @@ def plan_extend(
         num_full=num_full,
         num_swa=num_swa,
         faults=faults,
-        scratch=state.scratch,
+        scratch=rows.last.scratch,
     )

@@ -5,6 +5,8 @@ triangular products. A running sum over all places costs an order of magnitude m
 a chain of additions is fused into its consumer there and computed again for every place.
 """
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 
@@ -61,3 +63,39 @@ def rank(marks: jax.Array) -> tuple[jax.Array, jax.Array]:
     """For bool[N]: int32[N] marked places before each place, and int32[] how many in all."""
     of_place, total = ranks(marks[None, :])
     return of_place[0], total[0]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A concatenation of runs, read place by place."""
+
+    run: jax.Array  # int32[K] which run a place belongs to (any where not real)
+    within: jax.Array  # int32[K] its place in that run
+    start: jax.Array  # int32[B] place of the first member of each run
+    real: jax.Array  # bool[K]
+
+
+def read_runs(lengths: jax.Array, places: int, start: jax.Array | None = None) -> Runs:
+    """Lays runs of int32[B] `lengths` >= 0 end to end over `places` places (static).
+
+    Args:
+      lengths: int32[B]; empty runs are passed over. Their sum must not pass `places`.
+      places: room.
+      start: int32[B] the exclusive sum of `lengths`, where the caller has it already.
+    """
+    count = lengths.shape[0]
+    start = exclusive_sum(lengths) if start is None else start
+    some = lengths > 0
+    nth, _ = rank(some)
+    filled = jnp.zeros(count, jnp.int32)
+    filled = filled.at[jnp.where(some, nth, count)].set(
+        jnp.arange(count, dtype=jnp.int32), mode="drop"
+    )
+    # The r-th mark is where the r-th run that is not empty begins.
+    marks = jnp.zeros(places, bool).at[jnp.where(some, start, places)].set(True, mode="drop")
+    before, _ = rank(marks)
+    latest = jnp.maximum(before + marks.astype(jnp.int32) - 1, 0)
+    run = filled.at[latest].get(mode="fill", fill_value=0)
+    place = jnp.arange(places, dtype=jnp.int32)
+    within = place - start.at[run].get(mode="fill", fill_value=0)
+    return Runs(run, within, start, place < start[-1] + lengths[-1])

@@ -214,7 +214,8 @@ class Oracle:
 
     def _broken_rules(self, rows: Sequence[Row], capacity: int) -> Counter[str]:
         broken: Counter[str] = Counter()
-        continued: set[int] = set()
+        continued: Counter[int] = Counter()
+        wrong_offset: set[int] = set()
         total = 0
         for row in rows:
             if row.prefix < 0 or row.grows < 0 or not 0 <= row.tail <= row.grows:
@@ -226,12 +227,15 @@ class Oracle:
             page = row.last_loc // self.page
             if not self._is_live(page):
                 broken["out_of_range"] += 1
-            elif row.last_loc % self.page != (row.prefix - 1) % self.page:
+                continue
+            if row.last_loc % self.page != (row.prefix - 1) % self.page:
                 broken["misaligned"] += 1
-                self.unsure |= page in continued
-            elif page in continued:
+                wrong_offset.add(page)
+            elif continued[page]:
                 broken["misaligned"] += 1
-            continued.add(page)
+            continued[page] += 1
+        # A page that is named twice, and once at a wrong offset: one fault or two.
+        self.unsure |= any(continued[page] > 1 for page in wrong_offset)
         if total > capacity:
             self.unsure |= bool(broken)
             broken["bad_length"] += 1
@@ -436,6 +440,8 @@ class Oracle:
 
     def clear_full_to_swa_mapping(self, full_slots: Iterable[int]) -> None:
         for page in self._pages(full_slots):
+            if page not in self.full.held:
+                self.faults["double_free"] += 1
             self.map.pop(page, None)
 
     # ---- window ---------------------------------------------------------------------------

@@ -129,7 +129,7 @@ class Pair:
         name = "alloc_extend_swa_tail"
         expected = self._expect(name, prefix, seq, last, tail, capacity=self.width)
         arrays = (ints(prefix), ints(seq), ints(last), ints(tail))
-        before_tail = self._before_tail(rows) if self.sizes.pure else ()
+        before_tail = self._before_tail(rows) if self.sizes.pure and expected.ok else ()
         return self._grant(name, expected, *arrays, capacity=self.width, free_form=before_tail)
 
     def alloc_decode(
@@ -151,9 +151,9 @@ class Pair:
         """Places of the tokens before the tail: with one pool they may or may not have a slot."""
         places, first = set(), 0
         for row in rows:
-            grows = max(0, row.seq - row.prefix)
-            places |= set(range(first, first + min(grows, self.width) - max(0, row.tail)))
-            first += min(grows, self.width)
+            grows = row.seq - row.prefix
+            places |= set(range(first, first + grows - row.tail))
+            first += grows
         return places
 
     def _expect(self, name: str, *args: Any, **static: Any) -> OracleGrant:

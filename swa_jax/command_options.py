@@ -1,0 +1,120 @@
+"""Types of the options of `swa-jax`: their help texts and bounds. Needs typer."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from swa_jax.replay.pool_options import DEFAULT_HBM
+from swa_jax.replay.trace import MAX_REQUESTS
+from swa_jax.replay.trace_lines import show
+
+
+def _whole_number(most: int | None = None) -> Callable[[str | int], int]:
+    """Parses 1, 2, ... up to `most`. Typer's own check of bounds does not name the value seen."""
+
+    def parse(value: str | int) -> int:
+        try:
+            number = int(value)
+        except ValueError:  # also for more digits than Python takes
+            number = 0
+        if number < 1 or (most is not None and number > most):
+            wanted = "a positive integer" if most is None else f"an integer from 1 to {most}"
+            raise typer.BadParameter(f"must be {wanted}, got {show(value)}")
+        return number
+
+    return parse
+
+
+_POSITIVE = _whole_number()
+
+TraceFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="TRACE",
+        help="A trace file (Mooncake JSON lines or Azure CSV, told by content), or the bundled "
+        "mooncake-conversation.",
+        show_default=False,
+    ),
+]
+ModelName = Annotated[
+    str, typer.Option("--model", metavar="NAME", help="A model that `swa-jax models` lists.")
+]
+Hbm = Annotated[
+    str | None,
+    typer.Option(
+        "--hbm",
+        metavar="SIZE",
+        help="Memory for KV, split over the pools, such as 80GB or 512MiB; "
+        f"{DEFAULT_HBM} if no size is given.",
+    ),
+]
+FullTokens = Annotated[
+    int | None,
+    typer.Option("--full-tokens", metavar="N", parser=_POSITIVE, help="Tokens of the full pool."),
+]
+SwaTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--swa-tokens",
+        metavar="N",
+        parser=_POSITIVE,
+        help="Tokens of the SWA pool; alone for a model without full layers.",
+    ),
+]
+PageSize = Annotated[
+    int,
+    typer.Option(
+        "--page-size", metavar="N", parser=_POSITIVE, help="Tokens of a page, in both pools."
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        metavar="N",
+        parser=_whole_number(MAX_REQUESTS),
+        help="Only the first N requests of the file.",
+    ),
+]
+MaxRunning = Annotated[
+    int,
+    typer.Option(
+        "--max-running", metavar="N", parser=_POSITIVE, help="Most requests that run at once."
+    ),
+]
+ChunkTokens = Annotated[
+    int,
+    typer.Option(
+        "--chunk-tokens", metavar="N", parser=_POSITIVE, help="Most prompt tokens taken in a step."
+    ),
+]
+MaxContext = Annotated[
+    int | None,
+    typer.Option(
+        "--max-context",
+        metavar="N",
+        parser=_POSITIVE,
+        help="Reject requests of more than N tokens.",
+    ),
+]
+JsonFile = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write all figures as JSON; - is stdout, and the table goes to stderr.",
+    ),
+]
+PlotFile = Annotated[
+    str | None,
+    typer.Option(
+        "--plot", metavar="FILE.png", help="Draw pages, memory and requests over the steps."
+    ),
+]
+NoProgress = Annotated[
+    bool, typer.Option("--no-progress", help="No progress bar; there is none without a terminal.")
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print nothing unless something is wrong.")
+]

@@ -1,0 +1,175 @@
+"""The commands of `swa-jax`. Needs typer and rich; `swa_jax.cli.main` runs them."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any, TextIO
+
+import typer
+from rich.console import Console, RenderableType
+
+import swa_jax
+from swa_jax import command_options as options
+from swa_jax.check import InvariantError
+from swa_jax.model_table import model_table, models_table
+from swa_jax.models import get_model
+from swa_jax.replay.driver import ReplaySettings
+from swa_jax.replay.pool_options import in_option_names, pool_from_options
+from swa_jax.replay.progress import ReplayProgress
+from swa_jax.replay.report import Run, as_table, notes, problems, verdict
+from swa_jax.replay.session import STDOUT, checked_outputs, json_text, run_session
+from swa_jax.replay.trace import load_trace
+
+_EXIT_CODES = (
+    "Exit codes: 0 all went well (rejected requests are no error), 1 the replay found leaks or "
+    "faults, 2 bad input, 130 interrupted."
+)
+_EXAMPLES = """Examples:
+
+swa-jax replay mooncake-conversation
+
+swa-jax replay mooncake-conversation --model gemma-3-27b --plot run.png
+
+swa-jax replay trace.jsonl --full-tokens 1048576 --swa-tokens 131072
+
+swa-jax replay azure.csv --model mistral-7b-v0.1 --hbm 80GiB --limit 1000
+
+swa-jax replay trace.jsonl --quiet --json - | jq .kv_bytes_peak"""
+
+app = typer.Typer(
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+class InputError(Exception):
+    """The user must change something; the message says what."""
+
+    def format_message(self) -> str:
+        """As the errors of typer have it."""
+        return str(self)
+
+
+def app_command() -> Any:  # noqa: ANN401 - click's Command or typer's own, as the version has it
+    """The command, with `main(argv, prog_name=, standalone_mode=)`."""
+    return typer.main.get_command(app)
+
+
+@contextlib.contextmanager
+def _bad_input() -> Iterator[None]:
+    """A ValueError in here is the user's to mend."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(in_option_names(error)) from None
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        _emit(f"swa-jax {swa_jax.__version__}\n")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True, epilog=_EXIT_CODES)
+def swa_jax_command(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """KV-slot allocation for models with full and sliding-window attention."""
+    if context.invoked_subcommand is None:
+        _emit(context.get_help() + "\n")
+
+
+@app.command(epilog=_EXIT_CODES)
+def models(
+    name: Annotated[str | None, typer.Argument(help="Show all about this one.")] = None,
+) -> None:
+    """List the known models: layers, window, KV bytes of a token, source."""
+    with _bad_input():
+        table = models_table() if name is None else model_table(get_model(name))
+    _show(table)
+
+
+@app.command(epilog=f"{_EXAMPLES}\n\n{_EXIT_CODES}")
+def replay(
+    trace: options.TraceFile,
+    model: options.ModelName = "gpt-oss-20b",
+    hbm: options.Hbm = None,
+    full_tokens: options.FullTokens = None,
+    swa_tokens: options.SwaTokens = None,
+    page_size: options.PageSize = 16,
+    limit: options.Limit = None,
+    max_running: options.MaxRunning = 256,
+    chunk_tokens: options.ChunkTokens = 8192,
+    max_context: options.MaxContext = None,
+    json_file: options.JsonFile = None,
+    plot_file: options.PlotFile = None,
+    no_progress: options.NoProgress = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Serve a request trace in one compiled loop and say what KV memory it took."""
+    with _bad_input():
+        settings = ReplaySettings(max_running, chunk_tokens, max_context)
+        known = get_model(model)
+        pool = pool_from_options(
+            known,
+            hbm=hbm,
+            full_tokens=full_tokens,
+            swa_tokens=swa_tokens,
+            page_size=page_size,
+            max_running=max_running,
+            chunk_tokens=chunk_tokens,
+        )
+        outputs = checked_outputs(trace, json_file, plot_file)
+        requests = load_trace(trace, limit)
+        wants_bar = sys.stderr.isatty() and not (quiet or no_progress)
+        progress = ReplayProgress(len(requests), pool) if wants_bar else contextlib.nullcontext()
+        with _broken_law(), progress as bar:
+            run = run_session(requests, known, pool, settings, bar)
+        _print_report(run, json_file, quiet=quiet)
+        outputs.write(run)
+    if problems(run):
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _broken_law() -> Iterator[None]:
+    try:
+        yield
+    except InvariantError as error:
+        _emit(f"swa-jax: FAILED: the allocator broke a law: {error}\n", sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def _print_report(run: Run, json_file: str | None, *, quiet: bool) -> None:
+    if not quiet:
+        stream = sys.stderr if json_file == STDOUT else sys.stdout
+        _show(as_table(run), *notes(run), verdict(run), stream=stream)
+    elif problems(run):
+        _emit(f"swa-jax: {verdict(run)}\n", sys.stderr)
+    if json_file == STDOUT:
+        _emit(json_text(run))
+
+
+class _Console(Console):
+    """Rich would end the process where nobody reads any more; `main` does that."""
+
+    def on_broken_pipe(self) -> None:
+        """Called for a BrokenPipeError."""
+        raise BrokenPipeError
+
+
+def _show(*parts: RenderableType, stream: TextIO | None = None) -> None:
+    """Prints tables and lines, in colour on a terminal."""
+    console = _Console(file=stream or sys.stdout, highlight=False, markup=False)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str))
+
+
+def _emit(text: str, stream: TextIO | None = None) -> None:
+    """Writes it as it is, at once."""
+    print(text, end="", file=stream, flush=True)

@@ -1,0 +1,233 @@
+"""The host side of a replay: sizes the loop, runs it slice by slice, reads the figures."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from swa_jax.check import check
+from swa_jax.config import PoolConfig
+from swa_jax.models import ModelConfig
+from swa_jax.replay.step import run_steps, unfinished
+from swa_jax.replay.trace import Trace
+from swa_jax.replay.world import Load, LoopConfig, World, held_pages, new_world, running
+from swa_jax.state import faults
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """How the trace is served."""
+
+    max_running: int = 256  # requests that run at once
+    chunk_tokens: int = 8192  # prefill tokens of a step, over all requests
+    max_context: int | None = None  # longer requests are rejected
+    slice_steps: int = 64  # steps between two looks from the host
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_running", 1), ("chunk_tokens", 1), ("slice_steps", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.max_context is not None and self.max_context < 1:
+            raise ValueError(f"max_context must be at least 1, got {self.max_context}")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The state of a replay between two slices."""
+
+    step: int
+    completed: int
+    rejected: int
+    running: int
+    waiting: int
+    full_pages: int
+    swa_pages: int
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """The figures of a finished replay."""
+
+    requests: int
+    completed: int
+    rejected: int
+    rejected_reasons: dict[str, int]
+    retracted: int  # retractions; a request may be retracted more than once
+    prompt_tokens: int  # of completed requests
+    output_tokens: int  # of completed requests
+    recomputed_tokens: int  # prefilled again after a retraction
+    peak_full_pages: int
+    peak_swa_pages: int
+    leaked_full_pages: int
+    leaked_swa_pages: int
+    faults: dict[str, int]
+    kv_bytes_peak: int
+    kv_bytes_peak_full_only: int  # the same load where every layer keeps everything
+    kv_bytes_pool: int
+    wall_s: float  # without compilation
+    compile_s: float
+    steps: int
+    peak_running: int
+    timeline: list[Sample] = field(default_factory=list, repr=False)
+
+    def to_dict(self) -> dict[str, object]:
+        """All figures but the timeline, ready for JSON."""
+        figures = dataclasses.asdict(self)
+        del figures["timeline"]
+        return figures
+
+
+def final_lengths(trace: Trace) -> np.ndarray:
+    """Tokens whose KV exists at the end: the last token generated is never read again."""
+    prompt = np.asarray(trace.prompt_lens, np.int64)
+    return prompt + np.maximum(np.asarray(trace.output_lens, np.int64) - 1, 0)
+
+
+def reject(trace: Trace, pool: PoolConfig, settings: ReplaySettings) -> dict[str, np.ndarray]:
+    """bool[N] by reason: requests that can never be served, told apart before the run."""
+    final = final_lengths(trace)
+    pages = -(-final // pool.page_size)
+    reasons: dict[str, np.ndarray] = {}
+    if settings.max_context is not None:
+        total = np.asarray(trace.prompt_lens, np.int64) + np.asarray(trace.output_lens, np.int64)
+        reasons["longer than max_context"] = total > settings.max_context
+    if not pool.pure_swa_pool:
+        reasons["longer than the full pool"] = pages > pool.full_pages
+    if pool.sliding_window is None:
+        reasons["longer than the SWA pool"] = pages > pool.swa_pages
+    taken = np.zeros(final.shape, bool)
+    for reason, marks in reasons.items():
+        reasons[reason] = marks & ~taken  # one reason each
+        taken |= marks
+    return reasons
+
+
+def _loop_config(final: np.ndarray, pool: PoolConfig, settings: ReplaySettings) -> LoopConfig:
+    longest = int(final.max(initial=1))
+    pages = -(-longest // pool.page_size) + 1
+    rows = min(settings.max_running, max(1, final.size))
+    most = min(settings.chunk_tokens, max(1, int(final.sum())))
+    return LoopConfig(pool, rows, most, pages)
+
+
+def run_replay(
+    trace: Trace,
+    model: ModelConfig,
+    pool: PoolConfig,
+    settings: ReplaySettings | None = None,
+    on_progress: Callable[[Sample], None] | None = None,
+) -> ReplayResult:
+    """Serves every request of a trace in one compiled loop and reports what it took.
+
+    Requests are served in the order of the trace, as fast as memory allows: arrival times are
+    not waited for. The loop runs in slices of `slice_steps` steps so that progress can be shown;
+    nothing crosses to the host inside a slice.
+
+    Args:
+      trace: the requests.
+      model: gives the bytes of a token's KV.
+      pool: the two pools; its window says what leaves it.
+      settings: how to serve; the defaults if not given.
+      on_progress: called after each slice.
+
+    Raises:
+      ValueError: settings that cannot work.
+    """
+    settings = settings or ReplaySettings()
+    reasons = reject(trace, pool, settings)
+    accepted = np.ones(len(trace.prompt_lens), bool)
+    for marks in reasons.values():
+        accepted &= ~marks
+    final = final_lengths(trace)
+    config = _loop_config(final[accepted], pool, settings)
+    load = Load(
+        jnp.asarray(trace.prompt_lens, jnp.int32),
+        jnp.asarray(np.minimum(final, 2**31 - 1), jnp.int32),
+    )
+    weight = jnp.asarray(_page_weight(model), jnp.float32)
+    rejected = int((~accepted).sum())
+
+    started = time.perf_counter()
+    world = new_world(config, load, jnp.asarray(accepted))
+    program = run_steps.lower(config, load, weight, world, settings.slice_steps).compile()
+    compile_s = time.perf_counter() - started
+
+    timeline: list[Sample] = []
+    started = time.perf_counter()
+    while bool(unfinished(world)):
+        world = program(load, weight, world)
+        timeline.append(_sample(world, rejected))
+        if on_progress is not None:
+            on_progress(timeline[-1])
+    wall_s = time.perf_counter() - started
+    check(world.allocator)
+    return _result(trace, model, pool, accepted, reasons, world, timeline, wall_s, compile_s)
+
+
+def _page_weight(model: ModelConfig) -> tuple[float, float]:
+    """Bytes of a full and of an SWA page relative to each other."""
+    both = model.full_bytes_per_token + model.swa_bytes_per_token
+    return model.full_bytes_per_token / both, model.swa_bytes_per_token / both
+
+
+def _sample(world: World, rejected: int) -> Sample:
+    full, swa = held_pages(world.allocator)
+    values = (
+        world.tally.steps,
+        world.tally.completed,
+        jnp.sum(running(world.rows), dtype=jnp.int32),
+        jnp.sum(world.waiting, dtype=jnp.int32),
+        full,
+        swa,
+    )
+    step, completed, busy, waiting, full_pages, swa_pages = map(int, jax.device_get(values))
+    return Sample(step, completed, rejected, busy, waiting, full_pages, swa_pages)
+
+
+def _result(
+    trace: Trace,
+    model: ModelConfig,
+    pool: PoolConfig,
+    accepted: np.ndarray,
+    reasons: dict[str, np.ndarray],
+    world: World,
+    timeline: list[Sample],
+    wall_s: float,
+    compile_s: float,
+) -> ReplayResult:
+    tally = jax.device_get(world.tally)
+    leaked_full, leaked_swa = (int(pages) for pages in jax.device_get(held_pages(world.allocator)))
+    size = pool.page_size
+    full_bytes, swa_bytes = model.full_bytes_per_token, model.swa_bytes_per_token
+    peak_full, peak_swa = (int(pages) for pages in tally.peak_pair)
+    if pool.pure_swa_pool:
+        full_bytes = 0  # one pool, one set of layers
+    if int(tally.refused):
+        raise RuntimeError(f"{int(tally.refused)} grants were refused that the loop had counted on")
+    return ReplayResult(
+        requests=len(trace.prompt_lens),
+        completed=int(tally.completed),
+        rejected=int((~accepted).sum()),
+        rejected_reasons={name: int(marks.sum()) for name, marks in reasons.items() if marks.any()},
+        retracted=int(tally.retracted),
+        prompt_tokens=int(np.asarray(trace.prompt_lens, np.int64)[accepted].sum()),
+        output_tokens=int(np.asarray(trace.output_lens, np.int64)[accepted].sum()),
+        recomputed_tokens=int(tally.recomputed),
+        peak_full_pages=int(tally.peak_full),
+        peak_swa_pages=int(tally.peak_swa),
+        leaked_full_pages=leaked_full,
+        leaked_swa_pages=leaked_swa,
+        faults=faults(world.allocator),
+        kv_bytes_peak=size * (peak_full * full_bytes + peak_swa * swa_bytes),
+        kv_bytes_peak_full_only=size * int(tally.peak_all_full) * model.full_only_bytes_per_token,
+        kv_bytes_pool=(pool.full_tokens + size) * full_bytes + (pool.swa_tokens + size) * swa_bytes,
+        wall_s=wall_s,
+        compile_s=compile_s,
+        steps=int(tally.steps),
+        peak_running=int(tally.peak_running),
+        timeline=timeline,
+    )

@@ -1,0 +1,123 @@
+"""One step of the replay, and a bounded run of steps: a single compiled `while_loop`.
+
+evict -> finish -> admit -> retract if short -> grow -> count
+"""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from swa_jax.paging import pages_for
+from swa_jax.replay.admit import admit
+from swa_jax.replay.grow import decode_demand, grow, plan_growth
+from swa_jax.replay.release import finish, retract_newest
+from swa_jax.replay.world import Load, LoopConfig, World, held_pages, running
+from swa_jax.window import free_out_of_window, frontier
+
+
+def evict(config: LoopConfig, world: World) -> World:
+    """Gives back every SWA page that has left its row's window.
+
+    A decoding row has at most one; rows that took a chunk have more and are done one by one, so
+    that the cost follows the pages and not rows times chunk.
+    """
+    if config.pool.sliding_window is None:
+        return world
+    size = config.pool.page_size
+    world = _evict(world, world.rows.table, jnp.arange(config.max_running, dtype=jnp.int32), 1)
+
+    def backlog(world: World) -> jax.Array:
+        rows = world.rows
+        behind = frontier(config.pool, rows.length) - rows.evicted
+        return jnp.where(running(rows), behind, 0)
+
+    def one(world: World) -> World:
+        row = jnp.argmax(backlog(world)).astype(jnp.int32)
+        table = jax.lax.dynamic_slice_in_dim(world.rows.table, row, 1)
+        return _evict(world, table, row[None], config.step_pages)
+
+    return jax.lax.while_loop(lambda w: jnp.max(backlog(w)) >= jnp.int32(size), one, world)
+
+
+def _evict(world: World, table: jax.Array, which: jax.Array, max_pages: int) -> World:
+    rows = world.rows
+    allocator, evicted = free_out_of_window(
+        world.allocator,
+        table,
+        rows.length[which],
+        rows.evicted[which],
+        active=running(rows)[which],
+        max_pages=max_pages,
+        stride=world.allocator.config.page_size,
+    )
+    rows = replace(rows, evicted=rows.evicted.at[which].set(evicted, mode="drop"))
+    return replace(world, allocator=allocator, rows=rows)
+
+
+def make_room(config: LoopConfig, world: World) -> tuple[World, jax.Array]:
+    """Retracts the newest requests until this step can do something; int32[R] tokens to add."""
+
+    def stuck(world: World) -> jax.Array:
+        demand = decode_demand(config, world)
+        idle = jnp.sum(plan_growth(config, world, demand), dtype=jnp.int32) == 0
+        some = jnp.sum(running(world.rows), dtype=jnp.int32)
+        return (some > 1) & (~demand.fits | idle)
+
+    world = jax.lax.while_loop(stuck, lambda w: retract_newest(config, w), world)
+    return world, plan_growth(config, world, decode_demand(config, world))
+
+
+def count(config: LoopConfig, world: World, page_weight: jax.Array) -> World:
+    """Brings the tally up to date, after the step's growth."""
+    tally, rows = world.tally, world.rows
+    full, swa = held_pages(world.allocator)
+    all_full = jnp.sum(pages_for(rows.length, config.pool.page_size), dtype=jnp.int32)
+    # Bytes pass int32, so pairs are compared by weight; the peak itself stays exact in pages.
+    pair = jnp.stack([full, swa])
+
+    def weight(pages: jax.Array) -> jax.Array:
+        return jnp.sum(pages.astype(jnp.float32) * page_weight)
+
+    heavier = weight(pair) > weight(tally.peak_pair)
+    return replace(
+        world,
+        tally=replace(
+            tally,
+            steps=tally.steps + 1,
+            peak_full=jnp.maximum(tally.peak_full, full),
+            peak_swa=jnp.maximum(tally.peak_swa, swa),
+            peak_all_full=jnp.maximum(tally.peak_all_full, all_full),
+            peak_running=jnp.maximum(tally.peak_running, jnp.sum(running(rows), dtype=jnp.int32)),
+            peak_pair=jnp.where(heavier, pair, tally.peak_pair),
+        ),
+    )
+
+
+def step(config: LoopConfig, load: Load, page_weight: jax.Array, world: World) -> World:
+    """One step of the engine: everything that a scheduler does between two model calls."""
+    world = evict(config, world)
+    world = finish(config, load, world)
+    world = admit(config, world)
+    world, tokens = make_room(config, world)
+    world = grow(config, world, tokens)
+    return count(config, world, page_weight)
+
+
+def unfinished(world: World) -> jax.Array:
+    """bool[] something waits or runs."""
+    return jnp.any(world.waiting) | jnp.any(running(world.rows))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=3)
+def run_steps(
+    config: LoopConfig, load: Load, page_weight: jax.Array, world: World, most: int
+) -> World:
+    """Runs up to `most` steps (static), or until nothing is left to do."""
+    end = world.tally.steps + jnp.int32(most)
+
+    def go_on(world: World) -> jax.Array:
+        return unfinished(world) & (world.tally.steps < end)
+
+    return jax.lax.while_loop(go_on, functools.partial(step, config, load, page_weight), world)

@@ -1,0 +1,176 @@
+"""Runs the replay's own step and keeps the whole world after each one, on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from compare import config_of
+from oracle import Sizes
+from replay_oracle import Scheduler
+
+import swa_jax as swa
+from swa_jax.replay import step as steps
+from swa_jax.replay import world as worlds
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What a compiled replay is made for."""
+
+    sizes: Sizes
+    requests: int
+    max_running: int
+    chunk_tokens: int
+    longest: int  # tokens of KV of one request
+
+    @property
+    def config(self) -> worlds.LoopConfig:
+        pages = -(-self.longest // self.sizes.page_size) + 1
+        return worlds.LoopConfig(config_of(self.sizes), self.max_running, self.chunk_tokens, pages)
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """The requests of one run, as prompt and output lengths; `rejected` are never admitted."""
+
+    prompts: list[int]
+    outputs: list[int]
+    rejected: frozenset[int] = frozenset()
+
+    @property
+    def finals(self) -> list[int]:
+        """The last token that is generated is never read, so it has no KV."""
+        pairs = zip(self.prompts, self.outputs, strict=True)
+        return [prompt + max(output - 1, 0) for prompt, output in pairs]
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """The worlds after step 1, 2, ... (leaves with a leading axis), and the last one."""
+
+    worlds: Any
+    laws: dict[str, np.ndarray]
+    last: Any
+    ended: bool
+
+    def __len__(self) -> int:
+        return int(self.last.tally.steps)
+
+    def at(self, index: int) -> Any:
+        return jax.tree.map(lambda leaf: leaf[index], self.worlds)
+
+    @property
+    def lengths(self) -> list[dict[int, int]]:
+        """Tokens of each running request, after each step."""
+        rows = self.worlds.rows
+        pairs = zip(rows.request[: len(self)], rows.length[: len(self)], strict=True)
+        return [
+            {int(r): int(n) for r, n in zip(request, length, strict=True) if r >= 0}
+            for request, length in pairs
+        ]
+
+
+class Recorder:
+    """A compiled replay of one shape. It traces when made, so patches in force then stay in it."""
+
+    def __init__(self, shape: Shape, most_steps: int) -> None:
+        self.shape, self.most_steps = shape, most_steps
+        config = shape.config
+        weight = jnp.ones(2, jnp.float32)
+
+        def one(load: worlds.Load, world: worlds.World) -> tuple[worlds.World, tuple]:
+            world = jax.lax.cond(
+                steps.unfinished(world),
+                lambda w: steps.step(config, load, weight, w),
+                lambda w: w,
+                world,
+            )
+            return world, (world, swa.invariants(world.allocator))
+
+        def run(load: worlds.Load, accepted: jax.Array) -> tuple:
+            world = worlds.new_world(config, load, accepted)
+            return jax.lax.scan(lambda w, _: one(load, w), world, None, length=most_steps)
+
+        ints = jax.ShapeDtypeStruct((shape.requests,), jnp.int32)
+        marks = jax.ShapeDtypeStruct((shape.requests,), jnp.bool_)
+        lowered = jax.jit(run).lower(worlds.Load(ints, ints), marks)
+        # Small programs that run for milliseconds: optimizing them would take seconds.
+        self.program = lowered.compile({"xla_backend_optimization_level": 0})
+
+    def __call__(self, load: Load) -> History:
+        arrays = worlds.Load(
+            jnp.asarray(load.prompts, jnp.int32), jnp.asarray(load.finals, jnp.int32)
+        )
+        marks = [number not in load.rejected for number in range(len(load.prompts))]
+        last, (every, laws) = jax.device_get(self.program(arrays, jnp.asarray(marks)))
+        ended = not (last.waiting.any() or (last.rows.request >= 0).any())
+        return History(every, laws, last, ended)
+
+    def expect(self, load: Load) -> Scheduler:
+        """The plain scheduler before its first step on the same load."""
+        shape = self.shape
+        return Scheduler(
+            shape.sizes,
+            shape.max_running,
+            shape.chunk_tokens,
+            load.prompts,
+            load.finals,
+            load.rejected,
+        )
+
+
+@functools.cache
+def recorder(shape: Shape, most_steps: int = 600) -> Recorder:
+    """One compilation a shape for all tests. Not for code that is patched."""
+    return Recorder(shape, most_steps)
+
+
+def held_ids(pool: Any) -> set[int]:
+    return set((np.flatnonzero(~np.asarray(pool.free)[1:]) + 1).tolist())
+
+
+def row_pages(shape: Shape, world: Any, row: int) -> tuple[list[int], list[int]]:
+    """Full and SWA pages that a row's table and the mapping say it holds."""
+    size, pure = shape.sizes.page_size, shape.sizes.pure
+    length, evicted = int(world.rows.length[row]), int(world.rows.evicted[row])
+    count = -(-length // size)
+    firsts = np.asarray(world.rows.table[row][:count])
+    assert (firsts % size == 0).all()
+    full = (firsts // size).tolist()
+    live = full[evicted // size :]
+    mapped = [int(world.allocator.full_to_swa[page]) for page in live]
+    assert all(mapped), "a page in the window has no SWA side"
+    if pure:
+        assert mapped == live
+        return live, live  # pages before the frontier are gone, and may be another row's
+    gone = [int(world.allocator.full_to_swa[page]) for page in full[: evicted // size]]
+    assert not any(gone), "a page that left the window kept its SWA side"
+    return full, mapped
+
+
+def check_world(shape: Shape, world: Any) -> None:
+    """Every page that is held has exactly one row that names it, and every row only its own."""
+    allocator, size = world.allocator, shape.sizes.page_size
+    rows = [row for row in range(shape.max_running) if world.rows.request[row] >= 0]
+    full: list[int] = []
+    window: list[int] = []
+    for row in rows:
+        mine, live = row_pages(shape, world, row)
+        full += mine
+        window += live
+        if world.rows.length[row] > 0:
+            last = int(world.rows.last_loc[row])
+            assert last // size == mine[-1]
+            assert last % size == (int(world.rows.length[row]) - 1) % size
+    assert len(full) == len(set(full)), "two rows name one full page"
+    assert len(window) == len(set(window)), "two rows name one SWA page"
+    assert set(window) == held_ids(allocator.swa), "SWA pages held by nobody, or not held"
+    if not shape.sizes.pure:
+        assert set(full) == held_ids(allocator.full), "full pages held by nobody, or not held"
+    assert int(world.tally.refused) == 0
+    assert not np.asarray(allocator.faults).any()
