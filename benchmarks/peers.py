@@ -13,7 +13,12 @@
   arrays rather than the lists of its signature, which is the faster of the two. It has no
   `free_full`: its `free` of pages whose SWA side is gone does that.
 
-Neither is installed with swa_jax. See the `peers` extra in pyproject.toml.
+Neither is installed with swa_jax, and neither's own requirements are needed:
+
+    pip install -e '.[peers]'
+    pip install --no-deps sglang==0.5.23
+    pip install --no-deps --ignore-requires-python \\
+        'git+https://github.com/sgl-project/sglang-jax@cddbf6f#subdirectory=python'
 """
 
 import importlib
@@ -51,7 +56,7 @@ def _find(package: str, load: Callable[[], Maker]) -> Peer:
         return Peer(package, load(), note)
     except PackageNotFoundError:
         return Peer(package, None, "not installed")
-    except ImportError as error:
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:
         return Peer(package, None, f"installed, but does not import: {error}")
 
 

@@ -217,8 +217,9 @@ def check(state: AllocatorState) -> None:
       InvariantError: names each broken law, the pages concerned and the counts.
     """
     if state.full.head.ndim:
-        for index in range(state.full.head.shape[0]):
-            check(jax.tree.map(lambda leaf, at=index: leaf[at], state))
+        batch = jax.device_get(state)  # however it is laid out over devices
+        for index in range(batch.full.head.shape[0]):
+            check(jax.tree.map(lambda leaf, at=index: leaf[at], batch))
         return
     broken = [name for name, holds in jax.device_get(invariants(state)).items() if not holds]
     if broken:

@@ -14,18 +14,12 @@ READER_GONE = 141  # 128 + SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line `argv` (those of the process if None) and returns the exit code."""
+    """Runs the command line `argv` (the process's own if None) and returns the exit code."""
     try:
-        from swa_jax.commands import app_command
-    except ModuleNotFoundError as error:
-        if not _is_extra(error.name):
-            raise
-        return _fail(f'the command line needs {error.name}: pip install "swa-jax[cli]"')
-    try:
-        code = app_command().main(argv, prog_name="swa-jax", standalone_mode=False)
+        code = _run(argv)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+        code = INTERRUPTED
     except BrokenPipeError:
         _drop_stdout()
         return READER_GONE
@@ -34,6 +28,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _drop_stdout()
         return _fail(f"the output cannot be written: {os.strerror(error.errno)}")
+    if code == INTERRUPTED:
+        _fail("interrupted")
+        if argv is None:
+            # Python's own way out can crash in native code that a thread is still running.
+            os._exit(INTERRUPTED)
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        import typer
+
+        from swa_jax.commands import app_command
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"typer", "rich", "click"}:
+            raise
+        return _fail(f'the command line needs {error.name}: pip install "swa-jax[cli]"')
+    try:
+        code = app_command().main(argv, prog_name="swa-jax", standalone_mode=False)
+    except typer.Abort:
+        return INTERRUPTED
     except Exception as error:
         # typer brings its own copy of click's exceptions or uses click's, depending on its
         # version; this method is what the kind that is meant for the user has in common.
@@ -41,18 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if message is None:
             raise
         return _fail(message())
-    if code == INTERRUPTED:
-        return _fail("interrupted", INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
-def _is_extra(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in {"typer", "rich", "click"}
-
-
-def _fail(message: str, code: int = BAD_INPUT) -> int:
-    print(f"swa-jax: {' '.join(message.splitlines())}", file=sys.stderr)
-    return code
+def _fail(message: str) -> int:
+    print(f"swa-jax: {' '.join(message.splitlines())}", file=sys.stderr, flush=True)
+    return BAD_INPUT
 
 
 def _drop_stdout() -> None:

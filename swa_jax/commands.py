@@ -14,6 +14,7 @@ from swa_jax.check import InvariantError
 from swa_jax.model_table import model_table, models_table
 from swa_jax.models import get_model
 from swa_jax.replay.driver import ReplaySettings
+from swa_jax.replay.interruptible import interruptible
 from swa_jax.replay.pool_options import in_option_names, pool_from_options
 from swa_jax.replay.progress import ReplayProgress
 from swa_jax.replay.report import Run, as_table, notes, problems, verdict
@@ -129,7 +130,7 @@ def replay(
         wants_bar = sys.stderr.isatty() and not (quiet or no_progress)
         progress = ReplayProgress(len(requests), pool) if wants_bar else contextlib.nullcontext()
         with _broken_law(), progress as bar:
-            run = run_session(requests, known, pool, settings, bar)
+            run = interruptible(lambda: run_session(requests, known, pool, settings, bar))
         _print_report(run, json_file, quiet=quiet)
         outputs.write(run)
     if problems(run):
@@ -163,13 +164,24 @@ class _Console(Console):
         raise BrokenPipeError
 
 
+@contextlib.contextmanager
+def _output() -> Iterator[None]:
+    """Typer too would end the process, where it sees the error's number."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise BrokenPipeError from None
+
+
 def _show(*parts: RenderableType, stream: TextIO | None = None) -> None:
     """Prints tables and lines, in colour on a terminal."""
     console = _Console(file=stream or sys.stdout, highlight=False, markup=False)
-    for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str))
+    with _output():
+        for part in parts:
+            console.print(part, soft_wrap=isinstance(part, str))
 
 
 def _emit(text: str, stream: TextIO | None = None) -> None:
     """Writes it as it is, at once."""
-    print(text, end="", file=stream, flush=True)
+    with _output():
+        print(text, end="", file=stream, flush=True)

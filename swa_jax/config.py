@@ -62,17 +62,17 @@ class PoolConfig:
 
     def _checked_tokens(self, name: str, value: object) -> int:
         tokens, page = _positive_int(name, value), self.page_size
-        if tokens % page:
-            near = max(page, tokens // page * page)
-            raise ValueError(
-                f"{name} must be a multiple of page_size={page}, got {tokens}; try {near}"
-            )
         # The padding page takes slots too, and the last slot must still be an int32.
         if tokens + page > MAX_SLOTS:
             most = (MAX_SLOTS - page) // page * page
             raise ValueError(
                 f"{name} + page_size must be at most 2^31 - 1 slots, got {tokens} + {page}; "
                 f"the most for this page is {most}"
+            )
+        if tokens % page:
+            near = max(page, tokens // page * page)
+            raise ValueError(
+                f"{name} must be a multiple of page_size={page}, got {tokens}; try {near}"
             )
         return tokens
 

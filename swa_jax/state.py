@@ -131,8 +131,8 @@ def available_size(state: AllocatorState) -> jax.Array:
 
 
 def faults(state: AllocatorState) -> dict[str, int]:
-    """Misuse counted so far, by kind. On the host: waits for the device."""
-    values = jax.device_get(state.faults)
+    """Misuse counted so far, by kind, over all of a batch of states. Waits for the device."""
+    values = jax.device_get(state.faults).reshape(-1, len(FAULT_KINDS)).sum(axis=0)
     return {kind: int(value) for kind, value in zip(FAULT_KINDS, values, strict=True)}
 
 

@@ -125,52 +125,6 @@ class Recorder:
 
 
 @functools.cache
-def recorder(shape: Shape, most_steps: int = 600) -> Recorder:
+def recorder(shape: Shape, most_steps: int = 1200) -> Recorder:
     """One compilation a shape for all tests. Not for code that is patched."""
     return Recorder(shape, most_steps)
-
-
-def held_ids(pool: Any) -> set[int]:
-    return set((np.flatnonzero(~np.asarray(pool.free)[1:]) + 1).tolist())
-
-
-def row_pages(shape: Shape, world: Any, row: int) -> tuple[list[int], list[int]]:
-    """Full and SWA pages that a row's table and the mapping say it holds."""
-    size, pure = shape.sizes.page_size, shape.sizes.pure
-    length, evicted = int(world.rows.length[row]), int(world.rows.evicted[row])
-    count = -(-length // size)
-    firsts = np.asarray(world.rows.table[row][:count])
-    assert (firsts % size == 0).all()
-    full = (firsts // size).tolist()
-    live = full[evicted // size :]
-    mapped = [int(world.allocator.full_to_swa[page]) for page in live]
-    assert all(mapped), "a page in the window has no SWA side"
-    if pure:
-        assert mapped == live
-        return live, live  # pages before the frontier are gone, and may be another row's
-    gone = [int(world.allocator.full_to_swa[page]) for page in full[: evicted // size]]
-    assert not any(gone), "a page that left the window kept its SWA side"
-    return full, mapped
-
-
-def check_world(shape: Shape, world: Any) -> None:
-    """Every page that is held has exactly one row that names it, and every row only its own."""
-    allocator, size = world.allocator, shape.sizes.page_size
-    rows = [row for row in range(shape.max_running) if world.rows.request[row] >= 0]
-    full: list[int] = []
-    window: list[int] = []
-    for row in rows:
-        mine, live = row_pages(shape, world, row)
-        full += mine
-        window += live
-        if world.rows.length[row] > 0:
-            last = int(world.rows.last_loc[row])
-            assert last // size == mine[-1]
-            assert last % size == (int(world.rows.length[row]) - 1) % size
-    assert len(full) == len(set(full)), "two rows name one full page"
-    assert len(window) == len(set(window)), "two rows name one SWA page"
-    assert set(window) == held_ids(allocator.swa), "SWA pages held by nobody, or not held"
-    if not shape.sizes.pure:
-        assert set(full) == held_ids(allocator.full), "full pages held by nobody, or not held"
-    assert int(world.tally.refused) == 0
-    assert not np.asarray(allocator.faults).any()

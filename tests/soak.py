@@ -221,7 +221,7 @@ def finish(load: Load, row, key, stale_tail: bool) -> Load:
     return load._replace(finished=load.finished + 1)
 
 
-TO_EMPTY_ROWS = (prefill, whole_pages, transferred, transferred)
+TO_EMPTY_ROWS = (prefill, whole_pages, transferred, transferred, group)
 TO_LIVE_ROWS = (chunk, reserve, accept, decode, leave_window, group, retract, finish, finish)
 
 

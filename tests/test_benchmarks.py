@@ -44,7 +44,7 @@ def test_smoke_run_writes_every_figure(tmp_path):
     }
     for key in ("jax", "python", "processor", "cores", "date", "device", "load_average"):
         assert found["environment"][key], key
-    assert found["effects_compared"] > 20
+    assert found["effects_compared"] == 19
     cases = {(row["side"], row["case"]) for row in found["results"]}
     looped = {case.name for case in (scans.DECODE, *scans.TURNOVERS)}
     expected = {(side, case.name) for side in (OWN, PLAIN) for case in CASES}
@@ -91,15 +91,19 @@ class WrongOffset(FreeListAllocator):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "named"), [(LeakySwa, "free_swa_segment"), (WrongOffset, "decode step 0")]
+    ("wrong", "message"),
+    [
+        (LeakySwa, "leaky differs after free_swa_segment"),
+        (WrongOffset, "crooked: all decoded granted a slot twice"),
+    ],
 )
-def test_an_allocator_that_does_otherwise_is_not_timed(wrong, named):
-    with pytest.raises(RuntimeError, match=rf"{wrong.name} differs after {named}"):
+def test_an_allocator_that_does_otherwise_is_not_timed(wrong, message):
+    with pytest.raises(RuntimeError, match=message):
         check_agreement([plain(), plain(allocator=wrong)])
 
 
 def test_agreement_counts_what_it_compared():
-    assert check_agreement([plain(), plain()]) > 20
+    assert check_agreement([plain(), plain()]) == 19
 
 
 def test_shuffled_pools_are_full_and_out_of_order():
@@ -191,10 +195,10 @@ def test_table_leaves_out_what_a_side_lacks():
 
 @pytest.mark.parametrize("pool", [1000, 2**16])
 def test_a_pool_that_would_run_out_is_refused(pool):
-    with pytest.raises(ValueError, match=f"a pool must be a multiple of 16 tokens .* got {pool}"):
+    with pytest.raises(ValueError, match=rf"a pool must be a multiple of 16 tokens .* got {pool}"):
         Workload(pools=(pool,))
 
 
 def test_a_batch_that_is_no_segment_is_refused():
-    with pytest.raises(ValueError, match="extend_tokens must be a multiple of the page.* got 250"):
+    with pytest.raises(ValueError, match=r"extend_tokens must be a multiple of the page.* got 250"):
         Workload(extend_tokens=250)

@@ -173,3 +173,44 @@ def test_the_configuration_is_structure_not_data():
     other = dataclasses.replace(CONFIGS["hybrid"], sliding_window=32)
     assert jax.tree.structure(state) != jax.tree.structure(state_of(other))
     assert all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(state))
+
+
+def test_independent_allocators_on_two_devices():
+    if len(jax.devices()) < 2:
+        pytest.skip("needs two devices")
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    spec = jax.sharding.PartitionSpec("data")
+    config = CONFIGS["hybrid"]
+    states = jax.vmap(lambda _: swa.init(config))(jnp.arange(2))
+    lens = jnp.array([[5, 40], [17, 0]], jnp.int32)
+
+    def serve(states, lens):
+        def one(state, lens):
+            nothing = jnp.zeros_like(lens)
+            state, grant = swa.alloc_extend(state, nothing, lens, nothing - 1, capacity=T)
+            state = swa.free_swa(state, grant.slots[:1])
+            return state, grant
+
+        return jax.vmap(one)(states, lens)
+
+    across = jax.jit(jax.shard_map(serve, mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec)))
+    right = serve(states, lens)
+    got = across(*jax.device_put((states, lens), jax.NamedSharding(mesh, spec)))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(right), strict=True):
+        assert jnp.array_equal(a, jax.device_put(b, a.sharding))
+    swa.check(got[0])
+    assert swa.faults(got[0])["double_free"] == 0
+
+
+def test_refusals_can_be_checked_on_the_device():
+    state = swa.init(CONFIGS["hybrid"])
+
+    @jax.jit
+    def step(state, count):
+        after, grant = swa.alloc(state, count, capacity=4096)
+        return grant.ok, swa.step_invariants(state, after, grant)
+
+    for count, ok in ((16, True), (2064, False), (17, False), (-1, False)):
+        got, laws = step(state, count)
+        assert bool(got) == ok
+        assert all(bool(holds) for holds in laws.values()), (count, laws)

@@ -67,7 +67,7 @@ def problems(run: Run) -> list[str]:
     result, found = run.result, []
     lost = result.requests - result.completed - result.rejected
     if lost:
-        found.append(f"{lost} requests neither completed nor rejected")
+        found.append(f"neither completed nor rejected: {lost}")
     if result.leaked_full_pages or result.leaked_swa_pages:
         pages = f"{result.leaked_full_pages} full and {result.leaked_swa_pages} SWA pages"
         found.append(f"leaked {pages}")
@@ -224,7 +224,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _times(count: int) -> str:
-    return "never" if count == 0 else f"{count:,} times"
+    return {0: "never", 1: "once"}.get(count, f"{count:,} times")
 
 
 def _tokens(count: int) -> str:

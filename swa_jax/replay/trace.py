@@ -74,6 +74,8 @@ def load_trace(source: str | os.PathLike[str], limit: int | None = None) -> Trac
       ([6758, 7322, 7236], [0, 1, 2])
     """
     most = MAX_REQUESTS if limit is None else _checked_limit(limit)
+    if isinstance(source, str) and not source:
+        raise TraceError("''", None, "an empty name; give a file or a bundled trace's name")
     if isinstance(source, str) and source in BUNDLED:
         with bundled_file(source).open("rb") as stream:
             return _read(stream, source, source, most, limited=limit is not None)

@@ -1,0 +1,324 @@
+"""The command line: outputs, exit codes, and one clear line where something is wrong."""
+
+import _thread
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import pytest
+from replays import RESULT
+from typer.testing import CliRunner
+
+import swa_jax
+from swa_jax.check import InvariantError
+from swa_jax.cli import main
+from swa_jax.commands import app
+from swa_jax.models import MODELS
+from swa_jax.replay import driver
+from swa_jax.replay.trace import load_trace
+
+BUNDLED = "mooncake-conversation"
+ROOT = Path(__file__).parent.parent
+SMALL = ["replay", BUNDLED, "--limit", "4", "--full-tokens", "1600", "--swa-tokens", "1600"]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Replaces the driver; what it was called with lands in the list."""
+    seen = []
+
+    def run_replay(trace, model, pool, settings=None, on_progress=None):
+        seen.append((trace, model, pool, settings))
+        for sample in RESULT.timeline:
+            if on_progress is not None:
+                on_progress(sample)
+        return RESULT
+
+    monkeypatch.setattr(driver, "run_replay", run_replay)
+    return seen
+
+
+def files():
+    return sorted(path.name for path in Path().iterdir())
+
+
+def fake_result(monkeypatch, outcome):
+    def run_replay(*_):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(driver, "run_replay", run_replay)
+
+
+def refused(capsys, *arguments):
+    """The one line that a refused command line gets."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("swa-jax: ")
+    return captured.err
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"swa-jax {swa_jax.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["replay", "-h"], ["models", "--help"]])
+def test_help_tells_the_exit_codes(arguments):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0
+    assert "Exit codes: 0 all went well" in result.stdout
+
+
+def test_help_of_replay_has_examples_that_parse(calls, capsys):
+    help_text = CliRunner().invoke(app, ["replay", "--help"], env={"COLUMNS": "200"}).stdout
+    lines = [line.strip() for line in help_text.splitlines()]
+    examples = [line.removeprefix("swa-jax ") for line in lines if line.startswith("swa-jax ")]
+    assert len(examples) == 5
+    for file in ("trace.jsonl", "azure.csv"):
+        Path(file).write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,5,5\n")
+    for example in examples:
+        assert main(example.partition(" | ")[0].split()) == 0, example
+    assert len(calls) == 5
+    capsys.readouterr()
+
+
+def test_models(capsys):
+    assert main(["models"]) == 0
+    shown = capsys.readouterr().out
+    for model in MODELS.values():
+        assert f" {model.name} " in shown
+    assert main(["models", "llama-4-scout"]) == 0
+    assert "chunks of 8,192 tokens" in capsys.readouterr().out
+
+
+def test_options_reach_the_driver(calls, capsys):
+    options = "--limit 3 --hbm 1GiB --page-size 32 --max-running 9 --chunk-tokens 77"
+    given = ["--max-context", "5000", "--model", "GEMMA-3-4B", "--quiet"]
+    assert main(["replay", BUNDLED, *options.split(), *given]) == 0
+    [(trace, model, pool, settings)] = calls
+    assert len(trace) == 3
+    assert model.name == "gemma-3-4b"
+    assert (pool.page_size, pool.sliding_window) == (32, 1023)
+    assert settings == driver.ReplaySettings(max_running=9, chunk_tokens=77, max_context=5000)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_defaults(calls):
+    assert main(["replay", BUNDLED, "-q"]) == 0
+    [(trace, model, pool, settings)] = calls
+    assert (len(trace), model.name, pool.page_size) == (1000, "gpt-oss-20b", 16)
+    assert settings == driver.ReplaySettings(max_running=256, chunk_tokens=8192)
+
+
+@pytest.mark.usefixtures("calls")
+def test_table_and_verdict_on_stdout(capsys):
+    assert main(SMALL) == 0
+    captured = capsys.readouterr()
+    assert "64 of 100 (64.0 %)" in captured.out
+    assert captured.out.splitlines()[-1].startswith("3 of 4 requests completed, 1 rejected")
+    assert captured.err == ""  # no progress bar where there is no terminal
+
+
+@pytest.mark.usefixtures("calls")
+def test_json_on_stdout_stands_alone(capsys):
+    assert main([*SMALL, "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["completed"] == 3
+    assert "3 of 4 requests completed" in captured.err
+
+
+@pytest.mark.usefixtures("calls")
+def test_json_and_plot_files(capsys):
+    assert main([*SMALL, "--json", "a.json", "--plot", "a.png"]) == 0
+    capsys.readouterr()
+    assert files() == ["a.json", "a.png"]
+    assert json.loads(Path("a.json").read_text())["trace"] == BUNDLED
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.usefixtures("calls")
+@pytest.mark.parametrize(
+    ("options", "bar"), [([], True), (["--no-progress"], False), (["-q"], False)]
+)
+def test_progress_on_a_terminal(options, bar, monkeypatch, capsys):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main([*SMALL, *options]) == 0
+    assert ("4/4" in terminal.getvalue()) == bar
+    assert ("peak full 60 %, SWA 20 %" in terminal.getvalue()) == bar
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("figures", [{"leaked_swa_pages": 1}, {"faults": {"unmapped": 1}}])
+def test_leaks_and_faults_exit_with_1(figures, quiet, monkeypatch, capsys):
+    fake_result(monkeypatch, dataclasses.replace(RESULT, **figures))
+    assert main([*SMALL, "--json", "a.json", *(["-q"] if quiet else [])]) == 1
+    captured = capsys.readouterr()
+    assert "FAILED: " in (captured.err if quiet else captured.out)
+    assert json.loads(Path("a.json").read_text())["ok"] is False
+
+
+def test_a_broken_law_exits_with_1(monkeypatch, capsys):
+    fake_result(monkeypatch, InvariantError("law 3: page 7"))
+    assert main(SMALL) == 1
+    assert capsys.readouterr().err == "swa-jax: FAILED: the allocator broke a law: law 3: page 7\n"
+
+
+def test_all_requests_rejected_is_no_error(monkeypatch, capsys):
+    all_rejected = {"completed": 0, "rejected": 4, "rejected_reasons": {"too long": 4}}
+    fake_result(monkeypatch, dataclasses.replace(RESULT, **all_rejected))
+    assert main(SMALL) == 0
+    assert "4 rejected (too long: 4)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argument", ["--page-size", "--limit", "--max-running", "--chunk-tokens"])
+@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "9" * 5000])
+def test_a_number_that_is_none(argument, value, calls, capsys):
+    said = refused(capsys, "replay", BUNDLED, argument, value)
+    assert f"'{argument}': must be " in said
+    assert value[:5] in said
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Missing argument 'TRACE'"),
+        (["no.jsonl"], "no.jsonl: no such file"),
+        (["bad.jsonl"], "bad.jsonl, line 1: missing output_length"),
+        ([BUNDLED, "--model", "gpt-oss-20"], "did you mean 'gpt-oss-20b'"),
+        ([BUNDLED, "--hbm", "1GiB", "--full-tokens", "160"], "either --hbm or the tokens"),
+        ([BUNDLED, "--hbm", "lots"], "--hbm lots: a memory size must be"),
+        (
+            [BUNDLED, "--full-tokens", "100", "--swa-tokens", "160"],
+            "--page-size=16, got 100; try 96",
+        ),
+        ([BUNDLED, "--full-tokens", "160", "--swa-tokens", "16"], "need at least 144 tokens"),
+        ([BUNDLED, "--json", "no/such.json"], "--json no/such.json: cannot be written"),
+        ([BUNDLED, "--plot", "a.pdf"], "ends in .png, got a.pdf"),
+        ([BUNDLED, "--plot", "no/such.png"], "--plot no/such.png: cannot be written"),
+        ([BUNDLED, "--json", "a.png", "--plot", "./a.png"], "name two files"),
+        (["bad.jsonl", "--json", "bad.jsonl"], "would overwrite the trace bad.jsonl"),
+        ([BUNDLED, "--frob"], "No such option"),
+        ([BUNDLED, "more"], "unexpected extra argument"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(arguments, said, calls, capsys):
+    Path("bad.jsonl").write_text('{"timestamp": 0, "input_length": 1, "hash_ids": []}\n')
+    assert said in refused(capsys, "replay", *arguments)
+    assert not calls
+    assert files() == ["bad.jsonl"]
+
+
+def test_bad_commands(capsys):
+    assert "No such command 'repaly'" in refused(capsys, "repaly")
+    assert "known models: " in refused(capsys, "models", "gpt")
+
+
+def test_settings_that_the_driver_refuses(monkeypatch, capsys):
+    fake_result(monkeypatch, ValueError("chunk_tokens must be less, got 8192"))
+    assert refused(capsys, *SMALL) == "swa-jax: --chunk-tokens must be less, got 8192\n"
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")]
+)
+def test_too_little_memory(error, monkeypatch, capsys):
+    fake_result(monkeypatch, error)
+    assert "no memory for the state of 100 full and 100 SWA pages" in refused(capsys, *SMALL)
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    fake_result(monkeypatch, jax.errors.JaxRuntimeError("INTERNAL: no"))
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        main(SMALL)
+
+
+def test_an_interrupt_is_heard_while_the_replay_is_busy(monkeypatch, capsys):
+    busy = threading.Event()
+
+    def run_replay(*_):
+        _thread.interrupt_main()
+        busy.wait(30)  # as native code does, it hears nothing
+
+    monkeypatch.setattr(driver, "run_replay", run_replay)
+    assert main(SMALL) == 130
+    busy.set()
+    assert capsys.readouterr().err == "swa-jax: interrupted\n"
+
+
+def test_a_full_disk(monkeypatch, capsys):
+    fake_result(monkeypatch, RESULT)
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    assert "No space left" in refused(capsys, *SMALL, "-q", "--json", "/dev/full")
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["models"]) == 2
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+    assert "the output cannot be written: No space left" in capsys.readouterr().err
+
+
+def test_nobody_reads_the_output():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "swa_jax", "models"]
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, timeout=120, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("module", ["typer", "rich"])
+def test_without_the_extra(module, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "swa_jax.commands")
+    if module == "rich":
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert 'pip install "swa-jax[cli]"' in refused(capsys, "--version")
+
+
+def test_without_matplotlib(monkeypatch, capsys, calls):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert 'pip install "swa-jax[plot]"' in refused(capsys, *SMALL, "--plot", "a.png")
+    assert not calls
+
+
+def test_a_real_replay(capsys):
+    sizes = ["--full-tokens", "160000", "--swa-tokens", "8000"]
+    outputs = ["--json", "a.json", "--plot", "a.png"]
+    assert main(["replay", BUNDLED, "--limit", "20", *sizes, *outputs]) == 0
+    assert "20 of 20 requests completed, nothing leaked, no faults" in capsys.readouterr().out
+    figures = json.loads(Path("a.json").read_text())
+    trace = load_trace(BUNDLED, limit=20)
+    assert figures["completed"] == 20
+    assert figures["prompt_tokens"] == trace.prompt_lens.sum()
+    assert figures["output_tokens"] == trace.output_lens.sum()
+    assert 0 < figures["peak_full_pages"] <= 10_000
+    assert 0 < figures["peak_swa_pages"] <= 500
+    assert 0 < figures["kv_bytes_peak"] < figures["kv_bytes_peak_full_only"]
