@@ -1,5 +1,6 @@
 """What a caller may pass: host values are checked here, device values are only converted."""
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-Ints: TypeAlias = ArrayLike | list[int] | tuple[int, ...]
+Ints: TypeAlias = ArrayLike | Sequence[int] | Sequence[Sequence[int]]
 _LEAST, _MOST = -(2**31), 2**31 - 1
 
 

@@ -1,5 +1,7 @@
 """Sizes that cannot work are refused where they are given, and say what would work."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,8 @@ def test_the_largest_pool_is_accepted():
 
 
 def test_numpy_sizes_are_taken_as_ints():
-    config = swa.PoolConfig(np.int64(32), np.int32(16), np.int64(4), np.int64(4))
+    sizes: Any = (np.int64(32), np.int32(16), np.int64(4), np.int64(4))
+    config = swa.PoolConfig(*sizes)
     assert config == swa.PoolConfig(32, 16, 4, 4)
     assert type(config.full_tokens) is int
     assert hash(config) == hash(swa.PoolConfig(32, 16, 4, 4))

@@ -1,5 +1,7 @@
 """What a caller may pass: host mistakes raise and say what was wrong, device values never wrap."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import swa_jax as swa
 
 CONFIG = swa.PoolConfig(32, 16, 4, 4)
+wrong: Any = swa  # calls that a type checker would not let pass
 
 
 @pytest.fixture
@@ -28,17 +31,17 @@ def test_lists_and_numpy_arrays_are_taken(state, slots):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda s: swa.free(s, [1.5]), "slots must hold integers"),
+        (lambda s: wrong.free(s, [1.5]), "slots must hold integers"),
         (lambda s: swa.free(s, jnp.ones(3)), "slots must hold integers"),
         (lambda s: swa.free(s, [[4]]), r"slots must be an array of 1 dimension\(s\), got shape"),
         (lambda s: swa.free(s, 4), r"slots must be an array of 1 dimension\(s\)"),
         (lambda s: swa.free(s, [2**31]), "slots must fit int32"),
         (lambda s: swa.alloc(s, [4], capacity=4), "num_tokens must be a scalar"),
         (lambda s: swa.alloc(s, 4, capacity=0), "capacity must be 1"),
-        (lambda s: swa.alloc(s, 4, capacity=4.0), "capacity must be a positive Python int"),
+        (lambda s: wrong.alloc(s, 4, capacity=4.0), "capacity must be a positive Python int"),
         (lambda s: swa.alloc_extend(s, [0], [4, 4], [-1], capacity=8), "agree in length"),
         (lambda s: swa.alloc_decode(s, [1, 1], [-1, -1], [True]), "agree in length"),
-        (lambda s: swa.alloc_decode(s, [1], [-1], [1]), "active must be a bool array"),
+        (lambda s: wrong.alloc_decode(s, [1], [-1], [1]), "active must be a bool array"),
         (lambda s: swa.alloc_decode(s, [], []), "a batch takes 1 .. 32767 rows"),
         (lambda s: swa.set_full_to_swa_mapping(s, [4], [4, 8]), "agree in length"),
         (lambda s: swa.free_out_of_window(s, [4], [1], [0]), "req_to_token must be"),
