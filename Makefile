@@ -38,7 +38,7 @@ format: $(DEV) ## Rewrite the sources in the project's format
 	$(BIN)/ruff format .
 
 bench: $(BENCH) ## Time each transition
-	$(BIN)/python benchmarks/transitions.py
+	$(BIN)/python -m benchmarks.transitions
 
 peers: $(PEERS) ## Install the other allocators that tests and benchmarks compare with
 

@@ -6,19 +6,19 @@
   would import the model runner, and with it transformers and torchvision. The stand-in is an empty
   base class, and `_KvPool` below translates slots as sglang's `SWAKVPool` does, by one gather.
   Calls run in `torch.inference_mode`, as they do in sglang's scheduler, and on one thread, as
-  sglang sets for every device but the CPU itself; more threads made every call here slower.
+  sglang sets for every device but the CPU; two threads were slower for the calls that take long.
 * **sglang-jax**: `SWATokenToKVPoolAllocator` of `sgl_jax/srt/mem_cache/allocator.py`, NumPy. The
   release on PyPI (0.0.1.post1) has no such class, the repository
   https://github.com/sgl-project/sglang-jax has. Its KV pool is made without buffers. It is given
   arrays rather than the lists of its signature, which is the faster of the two. It has no
   `free_full`: its `free` of pages whose SWA side is gone does that.
 
-Neither is installed with swa_jax, and neither's own requirements are needed:
+Neither is installed with swa_jax. The `peers` extra has what their imports need, far less than they
+require to run:
 
     pip install -e '.[peers]'
     pip install --no-deps sglang==0.5.23
-    pip install --no-deps --ignore-requires-python \\
-        'git+https://github.com/sgl-project/sglang-jax@cddbf6f#subdirectory=python'
+    pip install --no-deps --ignore-requires-python 'git+https://github.com/sgl-project/sglang-jax@cddbf6f#subdirectory=python'
 """
 
 import importlib

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from swa_jax.prefix_cache import POLICIES
 from swa_jax.replay.pool_options import DEFAULT_HBM
+from swa_jax.replay.session import EVENT_SLICE_STEPS
 from swa_jax.replay.trace import MAX_REQUESTS
 from swa_jax.replay.trace_lines import show
 
@@ -24,6 +26,13 @@ def _whole_number(most: int | None = None) -> Callable[[str | int], int]:
         return number
 
     return parse
+
+
+def _policy(value: str) -> str:
+    """One of the policies, in the words of the other errors."""
+    if value not in POLICIES:
+        raise typer.BadParameter(f"must be one of {', '.join(POLICIES)}, got {show(value)}")
+    return value
 
 
 _POSITIVE = _whole_number()
@@ -96,6 +105,35 @@ MaxContext = Annotated[
         metavar="N",
         parser=_POSITIVE,
         help="Reject requests of more than N tokens.",
+    ),
+]
+NoPrefixCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-prefix-cache",
+        help="Let no request start from what an earlier one computed. There is no cache either "
+        "where the trace has no block ids or the model no full layers.",
+    ),
+]
+Policy = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        metavar="|".join(POLICIES),
+        parser=_policy,
+        help="Which cached pages leave first: the least recently used (lru), the least often "
+        "matched (lfu), the oldest (fifo), those of the lowest priority (as a trace gives none, "
+        "lru), or those that save the least compute for their bytes, with recency (cost).",
+    ),
+]
+EventsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--events",
+        metavar="FILE",
+        help="Write JSON lines of stored and removed blocks (pages of the prefix cache), with the "
+        f"fields of vLLM's KV events. The tree is looked at every {EVENT_SLICE_STEPS} steps: a "
+        "block stored and evicted in between is not seen.",
     ),
 ]
 JsonFile = Annotated[

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -18,7 +19,14 @@ from swa_jax.replay.interruptible import interruptible
 from swa_jax.replay.pool_options import in_option_names, pool_from_options
 from swa_jax.replay.progress import ReplayProgress
 from swa_jax.replay.report import Run, as_table, notes, problems, verdict
-from swa_jax.replay.session import STDOUT, checked_outputs, json_text, run_session
+from swa_jax.replay.session import (
+    EVENT_SLICE_STEPS,
+    STDOUT,
+    check_events,
+    checked_outputs,
+    json_text,
+    run_session,
+)
 from swa_jax.replay.trace import load_trace
 
 _EXIT_CODES = (
@@ -34,6 +42,8 @@ swa-jax replay mooncake-conversation --model gemma-3-27b --plot run.png
 swa-jax replay trace.jsonl --full-tokens 1048576 --swa-tokens 131072
 
 swa-jax replay azure.csv --model mistral-7b-v0.1 --hbm 80GiB --limit 1000
+
+swa-jax replay trace.jsonl --policy cost --events blocks.jsonl
 
 swa-jax replay trace.jsonl --quiet --json - | jq .kv_bytes_peak"""
 
@@ -107,6 +117,9 @@ def replay(
     max_running: options.MaxRunning = 256,
     chunk_tokens: options.ChunkTokens = 8192,
     max_context: options.MaxContext = None,
+    no_prefix_cache: options.NoPrefixCache = False,
+    policy: options.Policy = "lru",
+    events_file: options.EventsFile = None,
     json_file: options.JsonFile = None,
     plot_file: options.PlotFile = None,
     no_progress: options.NoProgress = False,
@@ -114,7 +127,15 @@ def replay(
 ) -> None:
     """Serve a request trace in one compiled loop and say what KV memory it took."""
     with _bad_input():
-        settings = ReplaySettings(max_running, chunk_tokens, max_context)
+        settings = ReplaySettings(
+            max_running,
+            chunk_tokens,
+            max_context,
+            prefix_cache=not no_prefix_cache,
+            policy=policy,
+        )
+        if events_file is not None:
+            settings = replace(settings, slice_steps=EVENT_SLICE_STEPS)
         known = get_model(model)
         pool = pool_from_options(
             known,
@@ -125,12 +146,16 @@ def replay(
             max_running=max_running,
             chunk_tokens=chunk_tokens,
         )
-        outputs = checked_outputs(trace, json_file, plot_file)
+        outputs = checked_outputs(trace, json_file, plot_file, events_file)
         requests = load_trace(trace, limit)
+        if events_file is not None:
+            check_events(requests, pool, settings)
         wants_bar = sys.stderr.isatty() and not (quiet or no_progress)
         progress = ReplayProgress(len(requests), pool) if wants_bar else contextlib.nullcontext()
         with _broken_law(), progress as bar:
-            run = interruptible(lambda: run_session(requests, known, pool, settings, bar))
+            run = interruptible(
+                lambda: run_session(requests, known, pool, settings, bar, outputs.events)
+            )
         _print_report(run, json_file, quiet=quiet)
         outputs.write(run)
     if problems(run):

@@ -61,11 +61,17 @@ def as_bool(name: str, value: ArrayLike | list[bool] | tuple[bool, ...]) -> jax.
 MAX_ROWS = 2**15 - 1  # what `paging.sum_exceeds` sums without overflow
 
 
-def check_rows(**arrays: jax.Array) -> None:
-    """The arrays of a batch must have one length, 1 .. MAX_ROWS."""
+def check_lengths(**arrays: jax.Array) -> dict[str, int]:
+    """Arrays that are read place by place must have one length."""
     lengths = {name: array.shape[0] for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"the rows of a batch must agree in length, got {lengths}")
+        raise ValueError(f"{' and '.join(lengths)} must agree in length, got {lengths}")
+    return lengths
+
+
+def check_rows(**arrays: jax.Array) -> None:
+    """The arrays of a batch must have one length, 1 .. MAX_ROWS."""
+    lengths = check_lengths(**arrays)
     if not 1 <= next(iter(lengths.values())) <= MAX_ROWS:
         raise ValueError(f"a batch takes 1 .. {MAX_ROWS} rows, got {lengths}")
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.faults import add_faults, fault_counts
-from swa_jax.inputs import Ints, as_int32, check_rows
+from swa_jax.inputs import Ints, as_int32, check_lengths
 from swa_jax.paging import first_places, look_up, offset_of, page_of
 from swa_jax.plan_free import held_here, name_pages
 from swa_jax.pool import nowhere
@@ -82,7 +82,7 @@ def set_full_to_swa_mapping(
     _needs_two_pools(state, "set_full_to_swa_mapping")
     full_slots = as_int32("full_slots", full_slots, 1)
     swa_slots = as_int32("swa_slots", swa_slots, 1)
-    check_rows(full_slots=full_slots, swa_slots=swa_slots)
+    check_lengths(full_slots=full_slots, swa_slots=swa_slots)
     return _set(state, full_slots, swa_slots)
 
 

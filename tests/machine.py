@@ -1,23 +1,26 @@
 """A random walk over every public transition, with honest and hostile arguments.
 
-Small integers drawn by hypothesis are read as a recipe against the present state, so that most
-calls name pages that exist, and failing walks shrink to short ones.
+Small integers are read as a recipe against the present state, so that most calls name pages
+that exist. Drawn by hypothesis, failing walks shrink to short ones; `long_walk` draws the same
+recipes evenly, and so gets into more corners in the same time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from oracle import OracleGrant, Sizes
 from pair import BATCH, Ask, Pair, granted
 
 INT_MAX, INT_MIN = 2**31 - 1, -(2**31)
+FREES = ("free", "free_swa", "free_full")
 
 _number = st.integers(0, 1023)
 _recipe = st.lists(_number, max_size=10)
-_row = st.tuples(st.integers(0, 7), st.integers(0, 11), st.integers(0, 31), st.integers(0, 15))
+_row = st.tuples(st.integers(0, 7), st.integers(0, 11), st.integers(0, 63), st.integers(0, 15))
 _batch = st.lists(_row, min_size=1, max_size=BATCH)
 
 
@@ -61,7 +64,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         return [(last + which % 3, INT_MAX, INT_MIN, last + page)[which % 4]]
 
     def row(self, who: int, grow: int, trick: int, tail: int) -> tuple[int, Ask]:
-        """A request that grows, or a new one; `trick` above 20 spoils an argument."""
+        """A request that grows, or a new one; `trick` from 21 to 31 spoils an argument."""
         slots = self.requests[who] if who < len(self.requests) else []
         prefix, last = len(slots), slots[-1] if slots else -1
         ask = Ask(prefix, prefix + grow, last, min(tail, grow))
@@ -133,7 +136,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     # ---- frees ----------------------------------------------------------------------------
 
-    @rule(recipe=_recipe, how=st.sampled_from(["free", "free_swa", "free_full"]))
+    @rule(recipe=_recipe, how=st.sampled_from(FREES))
     def free_some(self, recipe, how):
         getattr(self.pair, how)(self.pick_slots(recipe))
 
@@ -171,13 +174,12 @@ class AllocatorMachine(RuleBasedStateMachine):
             self.pair.free(slots[-(-keep // page) * page :][: self.pair.width])
             del slots[keep:]
 
-    @rule()
-    def group_begin(self):
-        self.pair.free_group_begin()
-
-    @rule()
-    def group_end(self):
-        self.pair.free_group_end()
+    @rule(begin=st.integers(0, 2))
+    def group(self, begin):
+        if begin == 1:
+            self.pair.free_group_begin()
+        else:
+            self.pair.free_group_end()
 
     # ---- ownership and mapping ------------------------------------------------------------
 
@@ -250,3 +252,41 @@ class AllocatorMachine(RuleBasedStateMachine):
         if sure == 0:
             self.pair.clear()
             self.requests, self.evicted = [], []
+
+
+def long_walk(machine: AllocatorMachine, seed: int, steps: int) -> None:
+    """The same steps with even odds."""
+    rng = np.random.default_rng(seed)
+
+    def number(top: int) -> int:
+        return int(rng.integers(0, top))
+
+    def recipe() -> list[int]:
+        return [number(1024) for _ in range(number(6))]
+
+    def batch() -> list[tuple[int, ...]]:
+        return [(number(8), number(12), number(100), number(16)) for _ in range(1 + number(3))]
+
+    moves: list[tuple[int, Callable[[], None]]] = [
+        (2, lambda: machine.alloc(number(4))),
+        (8, lambda: machine.alloc_extend(batch())),
+        (6, lambda: machine.alloc_extend_swa_tail(batch())),
+        (6, lambda: machine.alloc_decode(batch(), number(16))),
+        (2, lambda: machine.free_some(recipe(), FREES[number(3)])),
+        (1, lambda: machine.free_swa_grouped(recipe())),
+        (2, lambda: machine.free_segment(number(8), number(20), number(2) == 0)),
+        (1, lambda: machine.free_any_segment(recipe(), number(2) == 0)),
+        (8, lambda: machine.finish(number(8))),
+        (3, lambda: machine.roll_back(number(21), number(8))),
+        (4, lambda: machine.group(number(3))),
+        (1, lambda: machine.save(number(3))),
+        (2, lambda: machine.free_swa_of_owner(recipe(), number(3))),
+        (1, lambda: machine.clear_mapping(recipe())),
+        (2, lambda: machine.set_mapping(recipe(), recipe(), number(3) > 0)),
+        (1, lambda: machine.translate(recipe())),
+        (6, lambda: machine.free_out_of_window([number(45) for _ in range(BATCH)], number(16))),
+        (1, lambda: machine.clear(0)),
+    ]
+    odds = np.asarray([weight for weight, _ in moves], float)
+    for move in rng.choice(len(moves), size=steps, p=odds / odds.sum()).tolist():
+        moves[move][1]()

@@ -75,6 +75,11 @@ def frontier(n: int, page: int, window: int, *, chunked: bool = False) -> int:
     return dead // page * page
 
 
+def insert_frontier(end: int, page: int, window: int, *, chunked: bool = False) -> int:
+    """The same for a prefix that goes into a tree: its last page must stay live."""
+    return frontier(end - 1 if chunked else end, page, window, chunked=chunked)
+
+
 class Pool:
     """Free pages in the order of granting, pages held back by a group, pages held."""
 
@@ -479,8 +484,9 @@ class Oracle:
     def _goal(self, seq_len: int, insert_len: int | None) -> int:
         window = self.sizes.window
         assert window is not None, "no window in this configuration"
-        ends = [seq_len] if insert_len is None else [seq_len, insert_len]
-        return min(frontier(n, self.page, window, chunked=self.sizes.chunked) for n in ends)
+        shape = {"page": self.page, "window": window, "chunked": self.sizes.chunked}
+        goal = frontier(seq_len, **shape)
+        return goal if insert_len is None else min(goal, insert_frontier(insert_len, **shape))
 
     def _bad_row(self, done: int, goal: int, row: Sequence[int], stride: int) -> bool:
         too_long = goal > len(row) * stride

@@ -134,17 +134,20 @@ class _Writer:
             slots += request[self.number(len(request)) :][: self.number(9)]
         return slots + slots[:1] * self.number(2)
 
-    def row(self) -> tuple[int, int, int, int]:
-        fresh = not self.requests or self.number(3) == 0
-        slots = [] if fresh else self.requests[self.number(len(self.requests))]
-        grow = self.number(8)
-        last = slots[-1] + (self.number(12) == 0) if slots else -1
-        return len(slots), len(slots) + grow, last, self.number(grow + 1)
+    def rows(self) -> list[list[int]]:
+        """Columns prefix, seq, last_loc and tail, of new requests and of different old ones."""
+        picked = self.rng.permutation(len(self.requests)).tolist()[:ROWS]
+        old = [[] if self.number(3) == 0 else self.requests[i] for i in picked]
+        rows = []
+        for slots in [*old, *[[]] * (ROWS - len(old))]:
+            grow = self.number(8)
+            last = slots[-1] + (self.number(20) == 0) if slots else -1
+            rows.append((len(slots), len(slots) + grow, last, self.number(grow + 1)))
+        return [list(column) for column in zip(*rows, strict=True)]
 
     def step(self, name: str) -> tuple[list[list[int]], list[int], list[int]]:
         oracle, page = self.oracle, self.sizes.page_size
-        rows = [list(each) for each in zip(*(self.row() for _ in range(ROWS)), strict=True)]
-        slots, more = self.some_slots(), self.some_slots()
+        rows, slots, more = self.rows(), self.some_slots(), self.some_slots()
         if name == "alloc":
             rows[1][0] = self.number(4) * page
             self.keep([0], [rows[1][0]], oracle.alloc(rows[1][0], capacity=WIDTH).slots)
@@ -192,6 +195,7 @@ def draw(sizes: Sizes, seed: int, length: int) -> tuple[Program, Oracle]:
     code, rows, slots, more = [], [], [], []
     for _ in range(length):
         name = writer.rng.choice(grants if writer.number(5) < 2 else names).item()
+        name = "free" if writer.number(6) == 0 else name
         step = writer.step(name)
         code.append(NAMES.index(name))
         for column, value in zip((rows, slots, more), step, strict=True):

@@ -16,6 +16,7 @@ from replay_oracle import Scheduler
 import swa_jax as swa
 from swa_jax.replay import step as steps
 from swa_jax.replay import world as worlds
+from swa_jax.replay.trace import Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,18 @@ class Load:
         """The last token that is generated is never read, so it has no KV."""
         pairs = zip(self.prompts, self.outputs, strict=True)
         return [prompt + max(output - 1, 0) for prompt, output in pairs]
+
+
+def trace_of(prompts: list[int], outputs: list[int]) -> Trace:
+    return Trace(
+        name="made up",
+        source_format="azure",
+        arrival_ms=np.arange(len(prompts), dtype=np.int64),
+        prompt_lens=np.asarray(prompts, np.int32),
+        output_lens=np.asarray(outputs, np.int32),
+        hash_ids=None,
+        block_tokens=None,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,22 +105,21 @@ class Recorder:
             )
             return world, (world, swa.invariants(world.allocator))
 
-        def run(load: worlds.Load, accepted: jax.Array) -> tuple:
+        def run(prompts: jax.Array, finals: jax.Array, accepted: jax.Array) -> tuple:
+            load = worlds.Load(prompts, finals)
             world = worlds.new_world(config, load, accepted)
             return jax.lax.scan(lambda w, _: one(load, w), world, None, length=most_steps)
 
         ints = jax.ShapeDtypeStruct((shape.requests,), jnp.int32)
         marks = jax.ShapeDtypeStruct((shape.requests,), jnp.bool_)
-        lowered = jax.jit(run).lower(worlds.Load(ints, ints), marks)
+        lowered = jax.jit(run).lower(ints, ints, marks)
         # Small programs that run for milliseconds: optimizing them would take seconds.
-        self.program = lowered.compile({"xla_backend_optimization_level": 0})
+        self.program = lowered.compile({"xla_backend_optimization_level": "0"})
 
     def __call__(self, load: Load) -> History:
-        arrays = worlds.Load(
-            jnp.asarray(load.prompts, jnp.int32), jnp.asarray(load.finals, jnp.int32)
-        )
-        marks = [number not in load.rejected for number in range(len(load.prompts))]
-        last, (every, laws) = jax.device_get(self.program(arrays, jnp.asarray(marks)))
+        lens = (jnp.asarray(values, jnp.int32) for values in (load.prompts, load.finals))
+        accepted = [number not in load.rejected for number in range(len(load.prompts))]
+        last, (every, laws) = jax.device_get(self.program(*lens, jnp.asarray(accepted)))
         ended = not (last.waiting.any() or (last.rows.request >= 0).any())
         return History(every, laws, last, ended)
 

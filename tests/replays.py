@@ -1,12 +1,15 @@
 """Replays that never ran: a trace, a model, pools, and figures to choose."""
 
 import dataclasses
+import itertools
+from typing import Any
 
 import numpy as np
 
 from swa_jax import FAULT_KINDS, PoolConfig
 from swa_jax.models import get_model
 from swa_jax.replay.driver import ReplayResult, ReplaySettings, Sample
+from swa_jax.replay.engine import ReuseFigures
 from swa_jax.replay.report import Run
 from swa_jax.replay.trace import Trace
 
@@ -39,6 +42,21 @@ RESULT = ReplayResult(
     peak_running=2,
     timeline=SAMPLES,
 )
+# What a run with a prefix cache has besides, see `made_up_run`.
+REUSED: dict[str, Any] = {
+    "prefix_cache": True,
+    "prompt_blocks": 8,
+    "hit_rate": 0.4,
+    "reuse": ReuseFigures(
+        hit_tokens=600,
+        hit_blocks=2,
+        evicted_full_pages=1234,
+        evicted_swa_pages=2345,
+        tombstones=30,
+        cached_full_pages=45,
+        cached_swa_pages=15,
+    ),
+}
 
 
 def made_up_trace(
@@ -56,11 +74,21 @@ def made_up_trace(
     )
 
 
+def with_ids(trace: Trace) -> Trace:
+    """A trace that says which prompts are equal: here none."""
+    blocks = [-(-int(length) // 512) for length in trace.prompt_lens]
+    ends = np.cumsum([0, *blocks])
+    ids = tuple(np.arange(*pair) for pair in itertools.pairwise(ends.tolist()))
+    return dataclasses.replace(trace, source_format="mooncake", hash_ids=ids, block_tokens=512)
+
+
 def made_up_run(
     model: str = "gpt-oss-20b",
     *,
     trace: Trace | None = None,
     max_context: int | None = None,
+    turned_off: bool = False,
+    policy: str = "lru",
     **figures: object,
 ) -> Run:
     known = get_model(model)
@@ -69,5 +97,5 @@ def made_up_run(
     if known.pure_swa:
         pool = PoolConfig.pure_swa(8000, 16, window)
     result = dataclasses.replace(RESULT, **figures)  # type: ignore[arg-type]
-    settings = ReplaySettings(max_context=max_context)
+    settings = ReplaySettings(max_context=max_context, prefix_cache=not turned_off, policy=policy)
     return Run(trace or made_up_trace(), known, pool, settings, result)

@@ -21,10 +21,13 @@ from swa_jax.cli import main
 from swa_jax.commands import app
 from swa_jax.models import MODELS
 from swa_jax.replay import driver
+from swa_jax.replay.session import EVENT_SLICE_STEPS
 from swa_jax.replay.trace import load_trace
 
 BUNDLED = "mooncake-conversation"
 ROOT = Path(__file__).parent.parent
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,5,5\n"
+MOONCAKE = '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [0]}\n'
 SMALL = ["replay", BUNDLED, "--limit", "4", "--full-tokens", "1600", "--swa-tokens", "1600"]
 
 
@@ -38,7 +41,7 @@ def calls(monkeypatch):
     """Replaces the driver; what it was called with lands in the list."""
     seen = []
 
-    def run_replay(trace, model, pool, settings=None, on_progress=None):
+    def run_replay(trace, model, pool, settings=None, on_progress=None, on_slice=None):
         seen.append((trace, model, pool, settings))
         for sample in RESULT.timeline:
             if on_progress is not None:
@@ -88,12 +91,12 @@ def test_help_of_replay_has_examples_that_parse(calls, capsys):
     help_text = CliRunner().invoke(app, ["replay", "--help"], env={"COLUMNS": "200"}).stdout
     lines = [line.strip() for line in help_text.splitlines()]
     examples = [line.removeprefix("swa-jax ") for line in lines if line.startswith("swa-jax ")]
-    assert len(examples) == 5
-    for file in ("trace.jsonl", "azure.csv"):
-        Path(file).write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,5,5\n")
+    assert len(examples) == 6
+    Path("azure.csv").write_text(AZURE)
+    Path("trace.jsonl").write_text(MOONCAKE)
     for example in examples:
         assert main(example.partition(" | ")[0].split()) == 0, example
-    assert len(calls) == 5
+    assert len(calls) == 6
     capsys.readouterr()
 
 
@@ -116,6 +119,20 @@ def test_options_reach_the_driver(calls, capsys):
     assert (pool.page_size, pool.sliding_window) == (32, 1023)
     assert settings == driver.ReplaySettings(max_running=9, chunk_tokens=77, max_context=5000)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ([], {}),
+        (["--no-prefix-cache"], {"prefix_cache": False}),
+        (["--policy", "cost"], {"policy": "cost"}),
+        (["--events", "e.jsonl"], {"slice_steps": EVENT_SLICE_STEPS}),
+    ],
+)
+def test_cache_options_reach_the_driver(options, changes, calls):
+    assert main([*SMALL, "-q", *options]) == 0
+    assert calls[0][3] == driver.ReplaySettings(**changes)
 
 
 def test_defaults(calls):
@@ -222,6 +239,15 @@ def test_a_number_that_is_none(argument, value, calls, capsys):
         ([BUNDLED, "--plot", "no/such.png"], "--plot no/such.png: cannot be written"),
         ([BUNDLED, "--json", "a.png", "--plot", "./a.png"], "name two files"),
         (["bad.jsonl", "--json", "bad.jsonl"], "would overwrite the trace bad.jsonl"),
+        ([BUNDLED, "--policy", "mru"], "'--policy': must be one of lru, lfu, fifo, priority, cost"),
+        ([BUNDLED, "--events", "no/e.jsonl"], "--events no/e.jsonl: cannot be written"),
+        ([BUNDLED, "--events", "-"], "--events writes to a file or a pipe that has a name, got -"),
+        ([BUNDLED, "--json", "e", "--events", "./e"], "--json and --events both name ./e"),
+        ([BUNDLED, "--events", "e", "--no-prefix-cache"], "there is none: turned off"),
+        (
+            [BUNDLED, "--events", "e", "--model", "mistral-7b-v0.1"],
+            "there is none: the model has no full layers",
+        ),
         ([BUNDLED, "--frob"], "No such option"),
         ([BUNDLED, "more"], "unexpected extra argument"),
     ],
@@ -231,6 +257,13 @@ def test_bad_input_is_told_in_one_line(arguments, said, calls, capsys):
     assert said in refused(capsys, "replay", *arguments)
     assert not calls
     assert files() == ["bad.jsonl"]
+
+
+def test_events_of_a_trace_without_ids(calls, capsys):
+    Path("azure.csv").write_text(AZURE)
+    said = refused(capsys, "replay", "azure.csv", "--events", "e.jsonl")
+    assert "there is none: the trace does not say which prompts are equal" in said
+    assert not calls
 
 
 def test_bad_commands(capsys):
@@ -310,10 +343,13 @@ def test_without_matplotlib(monkeypatch, capsys, calls):
 
 
 def test_a_real_replay(capsys):
-    sizes = ["--full-tokens", "160000", "--swa-tokens", "8000"]
-    outputs = ["--json", "a.json", "--plot", "a.png"]
+    sizes = ["--full-tokens", "160000", "--swa-tokens", "8000", "--max-running", "16"]
+    outputs = ["--json", "a.json", "--plot", "a.png", "--events", "a.jsonl"]
     assert main(["replay", BUNDLED, "--limit", "20", *sizes, *outputs]) == 0
-    assert "20 of 20 requests completed, nothing leaked, no faults" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "20 of 20 requests completed, nothing leaked, no faults" in shown
+    assert "of the prompt tokens came from the prefix cache" in shown
+    assert files() == ["a.json", "a.jsonl", "a.png"]
     figures = json.loads(Path("a.json").read_text())
     trace = load_trace(BUNDLED, limit=20)
     assert figures["completed"] == 20
@@ -321,4 +357,20 @@ def test_a_real_replay(capsys):
     assert figures["output_tokens"] == trace.output_lens.sum()
     assert 0 < figures["peak_full_pages"] <= 10_000
     assert 0 < figures["peak_swa_pages"] <= 500
-    assert 0 < figures["kv_bytes_peak"] < figures["kv_bytes_peak_full_only"]
+    assert 0 < figures["kv_bytes_peak"] < figures["kv_bytes_pool"]
+    assert trace.hash_ids is not None
+    assert figures["prompt_blocks"] == sum(map(len, trace.hash_ids))
+    assert 0 < figures["hit_blocks"] < figures["prompt_blocks"]
+    assert figures["hit_rate"] == figures["hit_tokens"] / figures["prompt_tokens"]
+    assert blocks_left("a.jsonl") == figures["cached_full_pages"] > 0
+
+
+def blocks_left(file):
+    """Blocks that are stored after all events of a file."""
+    left = set()
+    for line in Path(file).read_text().splitlines():
+        for event in json.loads(line)["events"]:
+            names = set(event["block_hashes"])
+            assert names.isdisjoint(left) == (event["type"] == "BlockStored")
+            left ^= names
+    return len(left)

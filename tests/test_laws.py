@@ -20,7 +20,7 @@ from compare import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from machine import INT_MAX, INT_MIN, AllocatorMachine
+from machine import INT_MAX, INT_MIN, AllocatorMachine, long_walk
 from oracle import FAULT_KINDS, Sizes
 from pair import Ask, Pair, granted, pages_of
 
@@ -42,9 +42,12 @@ NAMES = ["tokens", "pages of 4", "pages of 16", "one pool"]
 every_size = pytest.mark.parametrize("sizes", ALL, ids=NAMES)
 
 
+def walker(sizes, max_pages=None):
+    return type("Walk", (AllocatorMachine,), {"sizes": sizes, "max_pages": max_pages})
+
+
 def walk(sizes, max_pages=None):
-    body = {"sizes": sizes, "max_pages": max_pages}
-    case = type("Walk", (AllocatorMachine,), body).TestCase
+    case = walker(sizes, max_pages).TestCase
     case.settings = WALK
     return case
 
@@ -53,6 +56,13 @@ TestWalkTokens = walk(TOKENS, max_pages=3)
 TestWalkPages = walk(PAGES)
 TestWalkBigPages = walk(BIG_PAGES)
 TestWalkOnePool = walk(ONE_POOL)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@every_size
+def test_long_walk(sizes, seed):
+    long_walk(walker(sizes, 3 if sizes is TOKENS else None)(), seed, steps=1500)
+
 
 FREES = [
     "free",
@@ -401,7 +411,7 @@ def test_law_09_no_transfer_to_the_host_while_running():
     assert counts(state) == (48, 32)
 
 
-@every_size
+@pytest.mark.parametrize("sizes", [PAGES, ONE_POOL], ids=["pages", "one pool"])
 def test_law_10_equal_inputs_give_equal_states(sizes):
     """Jitted and not, twice each, with duplicates whose order could matter. More in test_modes."""
     page = sizes.page_size

@@ -17,8 +17,8 @@ from programs import draw, run_step, run_step_by_step, stack
 import swa_jax as swa
 
 SIZES = {
-    "tokens": Sizes(24, 18, 1, window=5),
-    "pages": Sizes(48, 32, 4, window=6),
+    "tokens": Sizes(48, 40, 1, window=5),
+    "pages": Sizes(96, 64, 4, window=6),
 }
 LENGTH = 48
 every_size = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
@@ -40,11 +40,16 @@ def looped(state, steps):
     return jax.lax.while_loop(lambda carry: carry[0] < length, body, (jnp.int32(0), state))[1]
 
 
+# Compiled once for all tests: a program has many branches.
+scan = jax.jit(scanned)
+one_step = jax.jit(run_step)
+
+
 @every_size
 def test_scan_agrees_with_the_oracle(sizes):
     for seed in range(3):
         program, oracle = draw(sizes, seed, LENGTH)
-        state, _ = jax.jit(scanned)(swa.init(config_of(sizes)), program.steps())
+        state, _ = scan(swa.init(config_of(sizes)), program.steps())
         if oracle.unsure:  # several rules broken in one call: only the kind of fault is open
             oracle.faults.update({k: v - oracle.faults[k] for k, v in swa.faults(state).items()})
         assert_same(state, oracle)
@@ -54,25 +59,24 @@ def test_scan_agrees_with_the_oracle(sizes):
 def test_eager_jitted_scan_and_while_give_the_same_bits(sizes):
     program, _ = draw(sizes, 11, LENGTH)
     state, steps = swa.init(config_of(sizes)), program.steps()
-    expected = run_step_by_step(state, steps, jax.jit(run_step))
-    assert_bitwise_equal(jax.jit(scanned)(state, steps), expected)
+    expected = run_step_by_step(state, steps, one_step)
+    assert_bitwise_equal(scan(state, steps), expected)
     assert_bitwise_equal(jax.jit(looped)(state, steps), expected[0])
     short = tuple(each[:16] for each in steps)
     with jax.disable_jit():
         eager = run_step_by_step(state, short)
-    assert_bitwise_equal(eager, run_step_by_step(state, short, jax.jit(run_step)))
+    assert_bitwise_equal(eager, run_step_by_step(state, short, one_step))
 
 
-@every_size
-def test_vmap_keeps_three_allocators_apart(sizes):
+def test_vmap_keeps_three_allocators_apart():
+    sizes = SIZES["pages"]
     programs = [draw(sizes, seed, LENGTH)[0] for seed in (21, 22, 23)]
     state = swa.init(config_of(sizes))
     states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), state)
     together = jax.jit(jax.vmap(scanned))(states, stack(programs))
-    alone = jax.jit(scanned)
     for i, program in enumerate(programs):
         mine = jax.tree.map(lambda leaf, i=i: leaf[i], together)
-        assert_bitwise_equal(mine, alone(state, program.steps()))
+        assert_bitwise_equal(mine, scan(state, program.steps()))
 
 
 @every_size
@@ -95,12 +99,12 @@ def test_donation_frees_the_old_state_and_leaves_a_snapshot():
     new, grant = grow(state, jnp.int32(8), capacity=8)
     assert state.full.ring.is_deleted()
     assert state.full_to_swa.is_deleted()
-    assert counts(new) == (40, 24)
+    assert counts(new) == (88, 56)
     before_free = swa.snapshot(new)
     freed = give(new, grant.slots)
     assert new.full_to_swa.is_deleted()
-    assert counts(freed) == (48, 32)
-    assert counts(saved) == (48, 32)
+    assert counts(freed) == (96, 64)
+    assert counts(saved) == (96, 64)
     assert_bitwise_equal(saved, swa.init(config_of(sizes)))
     # A snapshot is a state like any other: go on from it.
     again, same = grow(swa.snapshot(saved), jnp.int32(8), capacity=8)
@@ -111,7 +115,7 @@ def test_donation_frees_the_old_state_and_leaves_a_snapshot():
 def test_clear_gives_a_new_state():
     sizes = SIZES["pages"]
     program, _ = draw(sizes, 41, LENGTH)
-    state, _ = jax.jit(scanned)(swa.init(config_of(sizes)), program.steps())
+    state, _ = scan(swa.init(config_of(sizes)), program.steps())
     assert_bitwise_equal(swa.clear(state), swa.init(config_of(sizes)))
 
 
@@ -140,7 +144,8 @@ import swa_jax as swa
 
 sizes = Sizes(48, 32, 4, window=6)
 program, _ = draw(sizes, 51, 40)
-out = jax.jit(lambda s, x: jax.lax.scan(run_step, s, x))(swa.init(config_of(sizes)), program.steps())
+run = jax.jit(lambda state, steps: jax.lax.scan(run_step, state, steps))
+out = run(swa.init(config_of(sizes)), program.steps())
 leaves = jax.tree.leaves(out)
 print(json.dumps({{
     "x64": bool(jax.config.jax_enable_x64),

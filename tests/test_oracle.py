@@ -1,7 +1,7 @@
 """The oracle itself, against values worked out by hand."""
 
 import pytest
-from oracle import Oracle, Sizes, frontier
+from oracle import Oracle, Sizes, frontier, insert_frontier
 
 
 def both(oracle):
@@ -144,6 +144,8 @@ def test_b25_frontier_table():
 
 def test_a_chunked_window_dies_a_chunk_at_a_time():
     assert [frontier(n, 2, 8, chunked=True) for n in (7, 8, 15, 16, 17)] == [0, 8, 8, 16, 16]
+    into_tree = [insert_frontier(n, 2, 8, chunked=True) for n in (0, 8, 10, 16, 18)]
+    assert into_tree == [0, 0, 8, 8, 16]
 
 
 def test_set_moves_and_swaps():

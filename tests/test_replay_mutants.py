@@ -10,10 +10,12 @@ import pytest
 from oracle import Sizes
 from replay_checks import check_steps, check_world
 from replay_oracle import Scheduler
-from replay_record import History, Load, Recorder, Shape
+from replay_record import History, Load, Recorder, Shape, trace_of
 
+from swa_jax.models import ModelConfig
 from swa_jax.replay import admit, grow, release
 from swa_jax.replay import step as steps
+from swa_jax.replay.driver import ReplaySettings, run_replay
 
 SHAPE = Shape(Sizes(64, 32, 4, 8), 4, 3, 6, 40)
 LONG = Load([30, 28, 20, 25], [10, 12, 8, 3])
@@ -80,13 +82,13 @@ def test_a_page_forgotten_at_the_end(monkeypatch):
 
 def test_a_row_that_ends_keeps_its_frontier(monkeypatch):
     """The next request in that row would start with pages it believes to be gone."""
-    vacate = release._vacate
+    vacate = release.vacate
 
-    def keeps(config, world, row):
-        after = vacate(config, world, row)
+    def keeps(config, world, row, *owned):
+        after = vacate(config, world, row, *owned)
         return replace(after, rows=replace(after.rows, evicted=world.rows.evicted))
 
-    monkeypatch.setattr(release, "_vacate", keeps)
+    monkeypatch.setattr(release, "vacate", keeps)
     history, _ = run_both(LONG)
     with pytest.raises(AssertionError):
         check_rows(history)
@@ -107,13 +109,10 @@ def test_younger_requests_overtake(monkeypatch):
 
 
 def test_the_oldest_is_sent_back(monkeypatch):
-    def retract_oldest(config, world):
-        request = world.rows.request
-        row = jnp.argmin(jnp.where(request >= 0, request, jnp.int32(1000)))
-        waiting = world.waiting.at[request[row]].set(True)
-        return replace(release._vacate(config, world, row), waiting=waiting)
+    def oldest_row(rows):
+        return jnp.argmin(jnp.where(rows.request >= 0, rows.request, jnp.int32(1000)))
 
-    monkeypatch.setattr(steps, "retract_newest", retract_oldest)
+    monkeypatch.setattr(steps, "newest_row", oldest_row)
     load = Load([1, 2, 3, 4], [39, 38, 37, 36])
     history, plain = run_both(load)
     assert plain.figures.retracted > 0
@@ -121,14 +120,19 @@ def test_the_oldest_is_sent_back(monkeypatch):
         check_steps(load, history)
 
 
-def test_growth_that_was_not_counted_on(monkeypatch):
-    """A grant that fails shows as refused steps, it does not pass for progress."""
+def test_a_grant_that_was_not_counted_on_ends_the_run(monkeypatch):
+    """It would be refused again in each step: the driver must not wait for the end."""
     demand = steps.decode_demand
 
     def blind(config, world):
         return replace(demand(config, world), fits=jnp.ones((), bool))
 
+    def still_running(sample):
+        raise AssertionError(f"a run without progress goes on: {sample}")
+
     monkeypatch.setattr(steps, "decode_demand", blind)
-    history, _ = run_both(Load([1, 2, 3, 4], [39, 38, 37, 36]))
-    assert not history.ended
-    assert int(history.last.tally.refused) > 0
+    trace = trace_of([1, 2, 3, 4], [39, 38, 37, 36])
+    model = ModelConfig("made up", 2, 1, 1, kv_heads=1, head_dim=1, sliding_window=8)
+    settings = ReplaySettings(max_running=3, chunk_tokens=5, slice_steps=STEPS)
+    with pytest.raises(RuntimeError, match="grants were refused"):
+        run_replay(trace, model, SHAPE.config.pool, settings, still_running)

@@ -128,3 +128,17 @@ def test_b48_what_a_request_holds_is_not_charged_again():
     world = replace(world, rows=rows, waiting=jnp.asarray([False, True]))
     # 5 pages, 2 held, 1 promised, 1 to grow into: the request of one page comes in.
     assert admit(config, extend(config, world, [8, 0])).rows.request.tolist() == [0, 1]
+
+
+def test_many_long_prompts_share_one_large_chunk():
+    """4,097 prompts of 2^20 tokens: the tokens before the last ones pass int32."""
+    rows, tokens = 4097, 2**20
+    config = worlds.LoopConfig(swa.PoolConfig.pure_swa(2**24, 256, 4095), rows, tokens, 1)
+    world = worlds.new_world(
+        config, worlds.Load(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32)), jnp.zeros(1, bool)
+    )
+    number = jnp.arange(rows, dtype=jnp.int32)
+    prefill = jnp.full(rows, tokens, jnp.int32)
+    world = replace(world, rows=replace(world.rows, request=number, prefill=prefill))
+    plan = plan_growth(config, world, decode_demand(config, world))
+    assert plan.tolist() == [tokens] + [0] * (rows - 1)

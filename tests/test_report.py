@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from replays import GIB, made_up_run, made_up_trace
+from replays import GIB, REUSED, made_up_run, made_up_trace, with_ids
 
+from swa_jax.prefix_cache import POLICIES
 from swa_jax.replay.report import as_dict, as_table, notes, problems, sections, verdict
 
 ROOT = Path(__file__).parent.parent
@@ -16,7 +17,9 @@ KEYS = """
     recomputed_tokens peak_full_pages peak_swa_pages leaked_full_pages leaked_swa_pages faults
     kv_bytes_peak kv_bytes_peak_full_only kv_bytes_pool wall_s compile_s steps peak_running ok
     trace trace_format model page_size full_tokens swa_tokens pure_swa sliding_window chunked
-    max_running chunk_tokens max_context versions
+    max_running chunk_tokens max_context versions prefix_cache policy prompt_blocks hit_rate
+    hit_tokens hit_blocks evicted_full_pages evicted_swa_pages tombstones cached_full_pages
+    cached_swa_pages
 """
 
 
@@ -34,6 +37,67 @@ def test_verdict_of_a_good_replay():
         "3 of 4 requests completed, 1 rejected (longer than the full pool: 1), nothing leaked, "
         "no faults; SWA saved 75 % of the KV memory (1 GiB at the peak instead of 4 GiB)"
     )
+
+
+def reused_run(**changes):
+    return made_up_run(trace=with_ids(made_up_trace()), **(REUSED | changes))
+
+
+def rows_of(run, heading):
+    return dict(dict(sections(run))[heading])
+
+
+def test_figures_of_a_prefix_cache():
+    figures = as_dict(reused_run(policy="cost"))
+    assert figures["prefix_cache"] is True
+    assert figures["policy"] == "cost"
+    assert (figures["hit_tokens"], figures["hit_rate"], figures["tombstones"]) == (600, 0.4, 30)
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+    assert rows_of(reused_run(), "prefix cache") == {
+        "leaves first": "lru, the least recently used",
+        "hit tokens": "600 of 1,500 (40.0 %)",
+        "hit blocks": "2 of 8 (25.0 %)",
+        "evicted full pages": "1,234",
+        "evicted SWA pages": "2,345",
+        "cached full pages": "45 at the end",
+        "cached SWA pages": "15 at the end",
+        "tombstones": "30 at the end",
+    }
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_is_explained(policy):
+    row = rows_of(reused_run(policy=policy), "prefix cache")["leaves first"]
+    assert row.startswith(f"{policy}, ")
+
+
+def test_no_saving_is_claimed_where_the_peak_holds_cached_pages():
+    run = reused_run()
+    assert verdict(run).endswith(
+        "nothing leaked, no faults; 40.0 % of the prompt tokens came from the prefix cache (1 GiB "
+        "at the peak with what the cache keeps)"
+    )
+    assert "SWA saved" not in verdict(run)
+    memory = rows_of(run, "memory")
+    assert memory["peak KV"] == "1 GiB, with what the cache keeps"
+    assert memory["running, no SWA or reuse"] == "4 GiB"
+    assert "peak KV without SWA" not in memory
+    nothing = reused_run(prompt_tokens=0, completed=0, rejected=4, hit_rate=0.0)
+    assert verdict(nothing).endswith("no faults")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"turned_off": True}, "turned off"),
+        ({}, "the trace does not say which prompts are equal"),
+        ({"trace": with_ids(made_up_trace()), "model": "mistral-7b-v0.1"}, "no full layers"),
+    ],
+)
+def test_why_there_is_no_cache(options, reason):
+    run = made_up_run(**options)
+    assert reason in rows_of(run, "prefix cache")["cache"]
+    assert as_dict(run)["policy"] is None
 
 
 @pytest.mark.parametrize(
@@ -103,6 +167,7 @@ def test_sections_show_every_figure():
         "recomputed tokens: 70",
         "peak full pages: 64 of 100 (64.0 %)",
         "peak SWA pages: 22 of 100 (22.0 %)",
+        "cache: none: the trace does not say which prompts are equal",
         "peak KV without SWA: 4 GiB",
         "faults: none",
         "compilation: 1.25 s",

@@ -5,9 +5,8 @@ Every call is also compared with the oracle, page by page (see `pair.py`).
 """
 
 import jax
-import jax.numpy as jnp
 import pytest
-from compare import free_queue, ints
+from compare import assert_bitwise_equal, free_queue, ints
 from oracle import Sizes
 from pair import Ask, Pair, granted, pages_of
 
@@ -524,17 +523,48 @@ def test_b54_the_tail_starts_on_a_page(tail):
     assert all(of_slots[12:])
 
 
-def test_the_row_with_the_longest_frontier_does_not_hold_up_the_others():
+# ---- the table that the window reads --------------------------------------------------------
+
+
+def test_a_table_of_page_starts_is_as_good_as_a_table_of_slots():
     pair = Pair(Sizes(64, 32, 4, window=4))
     rows = [pair.extend(0, n) for n in (12, 4, 9)]
-    new_evicted = pair.free_out_of_window(rows, [12, 4, 9], [0, 0, 0], active=[True, True, False])
-    assert new_evicted == [8, 0, 0]
-    state, again = swa.free_out_of_window(
-        pair.state,
-        jnp.zeros((3, 16), jnp.int32),
-        ints([12, 4, 9]),
-        ints(new_evicted),
-        active=jnp.asarray([True, True, False]),
+    pages = pair.snapshot()
+    active = [True, True, False]
+    by_slot = pair.free_out_of_window(rows, [12, 4, 9], [0, 0, 0], active=active)
+    assert by_slot == [8, 0, 0]
+    starts = [row[::4] for row in rows]
+    assert (
+        pages.free_out_of_window(starts, [12, 4, 9], [0, 0, 0], active=active, stride=4) == by_slot
     )
-    assert again.tolist() == new_evicted
-    assert int(swa.swa_available_size(state)) == pair.left[1]
+    assert_bitwise_equal(pages.state, pair.state)
+    assert pair.free_out_of_window(rows, [12, 4, 9], by_slot, active=active) == by_slot
+    assert_bitwise_equal(pages.state, pair.state)
+
+
+def test_a_table_with_wrong_slots_frees_nothing_of_others():
+    pair = Pair(Sizes(64, 32, 4, window=4))
+    slots, other = pair.extend(0, 12), pair.extend(0, 8)
+    of_other = pair.swa_of(other)
+    gone = pair.extend(0, 4)
+    pair.free(gone)
+    rows = [slots, slots, [*gone, *[-1] * 8], [-(2**31), 0, 0, 0, 2**31 - 1, *[0] * 7]]
+    pair.free_out_of_window(rows, [12] * 4, [0] * 4)
+    assert pair.left[1] == 32 - 12 - 8 + 8
+    assert pair.swa_of(other) == of_other
+    assert pair.faults == {"double_free": 1, "out_of_range": 3}
+
+
+def test_one_pool_evicts_and_frees_without_a_fault():
+    pair = Pair(Sizes(32, 32, 4, window=4, pure=True))
+    slots, done = pair.extend(0, 12), 0
+    assert free_window(pair, slots, done) == 8
+    assert pair.left == (28, 28)
+    pair.free(slots)
+    assert pair.left == (32, 32)
+    assert pair.no_faults()
+    config, slot = pair.state.config, ints([4])
+    with pytest.raises(ValueError, match="pure"):
+        swa.set_full_to_swa_mapping(swa.init(config), slot, slot)
+    with pytest.raises(ValueError, match="pure"):
+        swa.clear_full_to_swa_mapping(swa.init(config), slot)

@@ -12,9 +12,19 @@ import numpy as np
 from swa_jax.check import check
 from swa_jax.config import PoolConfig
 from swa_jax.models import ModelConfig
-from swa_jax.replay.step import run_steps, unfinished
+from swa_jax.prefix_cache import POLICIES
+from swa_jax.replay.content import content_of
+from swa_jax.replay.engine import (
+    Carry,
+    Engine,
+    ReuseFigures,
+    leaked_pages,
+    plain_engine,
+    reuse_figures,
+    shared_engine,
+)
 from swa_jax.replay.trace import Trace
-from swa_jax.replay.world import Load, LoopConfig, World, held_pages, new_world, running
+from swa_jax.replay.world import Load, LoopConfig, World, held_pages, running
 from swa_jax.state import faults
 
 
@@ -26,6 +36,8 @@ class ReplaySettings:
     chunk_tokens: int = 8192  # prefill tokens of a step, over all requests
     max_context: int | None = None  # longer requests are rejected
     slice_steps: int = 64  # steps between two looks from the host
+    prefix_cache: bool = True  # reuse prefixes, where the trace says which are equal
+    policy: str = "lru"  # of the prefix cache: who leaves first
 
     def __post_init__(self) -> None:
         for name, least in (("max_running", 1), ("chunk_tokens", 1), ("slice_steps", 1)):
@@ -33,6 +45,8 @@ class ReplaySettings:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.max_context is not None and self.max_context < 1:
             raise ValueError(f"max_context must be at least 1, got {self.max_context}")
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
 
 
 @dataclass(frozen=True)
@@ -72,13 +86,17 @@ class ReplayResult:
     compile_s: float
     steps: int
     peak_running: int
+    prefix_cache: bool = False  # was there one: the trace must tell equal prompts apart
+    prompt_blocks: int = 0  # blocks that the trace names, of accepted requests
+    hit_rate: float = 0.0  # hit_tokens of the prompt tokens
+    reuse: ReuseFigures = field(default_factory=ReuseFigures)
     timeline: list[Sample] = field(default_factory=list, repr=False)
 
     def to_dict(self) -> dict[str, object]:
         """All figures but the timeline, ready for JSON."""
         figures = dataclasses.asdict(self)
         del figures["timeline"]
-        return figures
+        return figures | figures.pop("reuse")
 
 
 def final_lengths(trace: Trace) -> np.ndarray:
@@ -110,7 +128,8 @@ def _loop_config(final: np.ndarray, pool: PoolConfig, settings: ReplaySettings) 
     longest = int(final.max(initial=1))
     pages = -(-longest // pool.page_size) + 1
     rows = min(settings.max_running, max(1, final.size))
-    most = min(settings.chunk_tokens, max(1, int(final.sum())))
+    # No step can add more than there is to serve, nor more than a pool holds.
+    most = min(settings.chunk_tokens, max(1, int(final.sum())), pool.full_tokens, pool.swa_tokens)
     return LoopConfig(pool, rows, most, pages)
 
 
@@ -120,6 +139,7 @@ def run_replay(
     pool: PoolConfig,
     settings: ReplaySettings | None = None,
     on_progress: Callable[[Sample], None] | None = None,
+    on_slice: Callable[[Carry], None] | None = None,
 ) -> ReplayResult:
     """Serves every request of a trace in one compiled loop and reports what it took.
 
@@ -133,6 +153,8 @@ def run_replay(
       pool: the two pools; its window says what leaves it.
       settings: how to serve; the defaults if not given.
       on_progress: called after each slice.
+      on_slice: called after each slice with all that the loop carries, a `SharedWorld` where there
+        is a cache. The next slice takes its buffers: keep copies, not arrays.
 
     Raises:
       ValueError: settings that cannot work.
@@ -152,20 +174,51 @@ def run_replay(
     rejected = int((~accepted).sum())
 
     started = time.perf_counter()
-    world = new_world(config, load, jnp.asarray(accepted))
-    program = run_steps.lower(config, load, weight, world, settings.slice_steps).compile()
+    engine = _engine(trace, config, load, jnp.asarray(accepted), weight, settings)
     compile_s = time.perf_counter() - started
 
     timeline: list[Sample] = []
     started = time.perf_counter()
-    while bool(unfinished(world)):
-        world = program(load, weight, world)
-        timeline.append(_sample(world, rejected))
+    carry = engine.start
+    while bool(engine.go_on(carry)):
+        carry = engine.advance(carry)
+        _check_grants(engine.world(carry))
+        timeline.append(_sample(engine.world(carry), rejected))
         if on_progress is not None:
             on_progress(timeline[-1])
+        if on_slice is not None:
+            on_slice(carry)
     wall_s = time.perf_counter() - started
-    check(world.allocator)
-    return _result(trace, model, pool, accepted, reasons, world, timeline, wall_s, compile_s)
+    check(engine.world(carry).allocator)
+    result = _result(trace, model, pool, accepted, reasons, engine.world(carry), carry)
+    return dataclasses.replace(result, timeline=timeline, wall_s=wall_s, compile_s=compile_s)
+
+
+def _engine(
+    trace: Trace,
+    config: LoopConfig,
+    load: Load,
+    accepted: jax.Array,
+    weight: jax.Array,
+    settings: ReplaySettings,
+) -> Engine:
+    """The loop for this trace: with a cache where it can tell prompts apart.
+
+    A pure SWA pool keeps nothing below the window, so there a prompt longer than the pool could
+    not run under a lock on all of it: such models are replayed without a cache.
+    """
+    content = content_of(trace) if settings.prefix_cache else None
+    steps = settings.slice_steps
+    if content is None or config.pool.pure_swa_pool:
+        return plain_engine(config, load, accepted, weight, steps)
+    return shared_engine(config, load, content, accepted, weight, steps, settings.policy)
+
+
+def _check_grants(world: World) -> None:
+    """A step whose grant is refused repeats for ever, so that has to end the run."""
+    refused = int(world.tally.refused)
+    if refused:
+        raise RuntimeError(f"{refused} grants were refused that the loop had counted on")
 
 
 def _page_weight(model: ModelConfig) -> tuple[float, float]:
@@ -195,26 +248,25 @@ def _result(
     accepted: np.ndarray,
     reasons: dict[str, np.ndarray],
     world: World,
-    timeline: list[Sample],
-    wall_s: float,
-    compile_s: float,
+    carry: object,
 ) -> ReplayResult:
     tally = jax.device_get(world.tally)
-    leaked_full, leaked_swa = (int(pages) for pages in jax.device_get(held_pages(world.allocator)))
+    reuse = reuse_figures(carry)
+    leaked_full, leaked_swa = leaked_pages(world, reuse)
     size = pool.page_size
     full_bytes, swa_bytes = model.full_bytes_per_token, model.swa_bytes_per_token
     peak_full, peak_swa = (int(pages) for pages in tally.peak_pair)
     if pool.pure_swa_pool:
         full_bytes = 0  # one pool, one set of layers
-    if int(tally.refused):
-        raise RuntimeError(f"{int(tally.refused)} grants were refused that the loop had counted on")
+    prompt_tokens = int(np.asarray(trace.prompt_lens, np.int64)[accepted].sum())
+    ids = trace.hash_ids or ()
     return ReplayResult(
         requests=len(trace.prompt_lens),
         completed=int(tally.completed),
         rejected=int((~accepted).sum()),
         rejected_reasons={name: int(marks.sum()) for name, marks in reasons.items() if marks.any()},
         retracted=int(tally.retracted),
-        prompt_tokens=int(np.asarray(trace.prompt_lens, np.int64)[accepted].sum()),
+        prompt_tokens=prompt_tokens,
         output_tokens=int(np.asarray(trace.output_lens, np.int64)[accepted].sum()),
         recomputed_tokens=int(tally.recomputed),
         peak_full_pages=int(tally.peak_full),
@@ -225,9 +277,12 @@ def _result(
         kv_bytes_peak=size * (peak_full * full_bytes + peak_swa * swa_bytes),
         kv_bytes_peak_full_only=size * int(tally.peak_all_full) * model.full_only_bytes_per_token,
         kv_bytes_pool=(pool.full_tokens + size) * full_bytes + (pool.swa_tokens + size) * swa_bytes,
-        wall_s=wall_s,
-        compile_s=compile_s,
+        wall_s=0.0,
+        compile_s=0.0,
         steps=int(tally.steps),
         peak_running=int(tally.peak_running),
-        timeline=timeline,
+        prefix_cache=not isinstance(carry, World),
+        prompt_blocks=sum(len(blocks) for blocks, ok in zip(ids, accepted, strict=False) if ok),
+        hit_rate=reuse.hit_tokens / prompt_tokens if prompt_tokens else 0.0,
+        reuse=reuse,
     )

@@ -30,19 +30,28 @@ def decode_demand(config: LoopConfig, world: World) -> Demand:
     return Demand(decoding, pages, pages <= jnp.minimum(full_free, swa_free))
 
 
+def _sum_before(values: jax.Array, most: jax.Array) -> jax.Array:
+    """int32[R] sum of the places before each, or `most` where that is less: it cannot overflow."""
+    total = jnp.minimum(values, most)
+    step = 1
+    while step < values.shape[0]:
+        earlier = jnp.concatenate([jnp.zeros(step, jnp.int32), total[:-step]])
+        total = earlier + jnp.minimum(total, most - earlier)
+        step *= 2
+    return jnp.concatenate([jnp.zeros(1, jnp.int32), total[:-1]])
+
+
 def _share(config: LoopConfig, rows: Rows, pages: jax.Array) -> jax.Array:
     """int32[R] prefill tokens for each row, the oldest first, within a chunk and `pages` pages.
 
     A row that the pages do not reach takes what they hold: a chunk shrinks, it is not refused.
     """
-    size = config.pool.page_size
+    size, chunk = config.pool.page_size, jnp.int32(config.chunk_tokens)
     prefilling = running(rows) & (rows.length < rows.prefill)
     order = jnp.argsort(jnp.where(prefilling, rows.request, jnp.int32(2**31 - 1)))
     length = rows.length[order]
     left = jnp.where(prefilling, rows.prefill - rows.length, 0)[order]
-    left = jnp.minimum(left, jnp.int32(config.chunk_tokens))
-    before = exclusive_sum(left)
-    want = jnp.clip(jnp.int32(config.chunk_tokens) - before, 0, left)
+    want = jnp.minimum(chunk - _sum_before(left, chunk), left)
 
     need = pages_for(length + want, size) - pages_for(length, size)
     taken = jnp.minimum(exclusive_sum(need), pages)

@@ -80,6 +80,8 @@ def _memory(panel: Axes, run: Run, steps: list[int], samples: "list[Sample]") ->
         panel.fill_between(steps, below, color=FULL, alpha=0.5, linewidth=0, label="full layers")
     panel.fill_between(steps, below, used, color=SWA, alpha=0.7, linewidth=0, label="SWA layers")
     label = f"without SWA,\npeak {format_bytes(result.kv_bytes_peak_full_only)}"
+    if result.prefix_cache:  # that peak has no cached pages in it, the curve has
+        label = "the same pages\nin all layers"
     if run.pool.pure_swa_pool:
         # The one pool forgets what left the window, so only the peak is known.
         peak = result.kv_bytes_peak_full_only / _GIB

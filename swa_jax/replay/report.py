@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
     from swa_jax.replay.driver import ReplayResult, ReplaySettings
 
+POLICY_TEXTS = {
+    "lru": "lru, the least recently used",
+    "lfu": "lfu, the least often matched",
+    "fifo": "fifo, the oldest",
+    "priority": "priority, all alike here, so the least recently used",
+    "cost": "cost, the least compute saved for its bytes, with recency",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -46,6 +54,7 @@ def as_dict(run: Run) -> dict[str, object]:
         "max_running": run.settings.max_running,
         "chunk_tokens": run.settings.chunk_tokens,
         "max_context": run.settings.max_context,
+        "policy": run.settings.policy if run.result.prefix_cache else None,
         "versions": versions(),
     }
 
@@ -77,6 +86,17 @@ def problems(run: Run) -> list[str]:
     return found
 
 
+def no_cache_reason(trace: Trace, pool: PoolConfig, settings: "ReplaySettings") -> str | None:
+    """Why a replay has no prefix cache; None where it has one."""
+    if not settings.prefix_cache:
+        return "turned off"
+    if trace.hash_ids is None or trace.block_tokens is None:
+        return "the trace does not say which prompts are equal"
+    if pool.pure_swa_pool:
+        return "the model has no full layers, so no page outlives its window"
+    return None
+
+
 def verdict(run: Run) -> str:
     """The outcome in one line."""
     result = run.result
@@ -86,7 +106,8 @@ def verdict(run: Run) -> str:
     found = problems(run)
     if found:
         return f"FAILED: {line}; {'; '.join(found)}"
-    return f"{line}, nothing leaked, no faults; {_saving(run)}".rstrip("; ")
+    gain = _reused(run) if result.prefix_cache else _saving(run)
+    return f"{line}, nothing leaked, no faults; {gain}".rstrip("; ")
 
 
 def _saving(run: Run) -> str:
@@ -98,6 +119,16 @@ def _saving(run: Run) -> str:
     if saved < 0.5:
         return f"SWA saved no KV memory ({instead})"
     return f"SWA saved {saved:.0f} % of the KV memory ({instead})"
+
+
+def _reused(run: Run) -> str:
+    """No saving is claimed: a cache fills what memory there is, with SWA or without."""
+    result = run.result
+    if not result.prompt_tokens:
+        return ""
+    share = _percent(result.reuse.hit_tokens, result.prompt_tokens)
+    peak = f"{format_bytes(result.kv_bytes_peak)} at the peak with what the cache keeps"
+    return f"{share} of the prompt tokens came from the prefix cache ({peak})"
 
 
 def notes(run: Run) -> list[str]:
@@ -120,6 +151,7 @@ def sections(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     return [
         ("input", _input_rows(run)),
         ("requests", _request_rows(run)),
+        ("prefix cache", _cache_rows(run)),
         ("memory", _memory_rows(run)),
         ("checks", _check_rows(run)),
         ("time", _time_rows(run)),
@@ -166,16 +198,34 @@ def _request_rows(run: Run) -> list[tuple[str, str]]:
     ]
 
 
+def _cache_rows(run: Run) -> list[tuple[str, str]]:
+    result, reuse = run.result, run.result.reuse
+    if not result.prefix_cache:
+        return [("cache", f"none: {no_cache_reason(run.trace, run.pool, run.settings)}")]
+    return [
+        ("leaves first", POLICY_TEXTS[run.settings.policy]),
+        ("hit tokens", _part(reuse.hit_tokens, result.prompt_tokens)),
+        ("hit blocks", _part(reuse.hit_blocks, result.prompt_blocks)),
+        ("evicted full pages", f"{reuse.evicted_full_pages:,}"),
+        ("evicted SWA pages", f"{reuse.evicted_swa_pages:,}"),
+        ("cached full pages", f"{reuse.cached_full_pages:,} at the end"),
+        ("cached SWA pages", f"{reuse.cached_swa_pages:,} at the end"),
+        ("tombstones", f"{reuse.tombstones:,} at the end"),
+    ]
+
+
 def _memory_rows(run: Run) -> list[tuple[str, str]]:
     result, pool = run.result, run.pool
-    rows = [("peak SWA pages", _share(result.peak_swa_pages, pool.swa_pages))]
+    rows = [("peak SWA pages", _part(result.peak_swa_pages, pool.swa_pages))]
     if not pool.pure_swa_pool:
-        rows.insert(0, ("peak full pages", _share(result.peak_full_pages, pool.full_pages)))
-    return [
-        *rows,
-        ("peak KV", format_bytes(result.kv_bytes_peak)),
-        ("peak KV without SWA", format_bytes(result.kv_bytes_peak_full_only)),
-    ]
+        rows.insert(0, ("peak full pages", _part(result.peak_full_pages, pool.full_pages)))
+    peak, full_only = format_bytes(result.kv_bytes_peak), result.kv_bytes_peak_full_only
+    if result.prefix_cache:  # the two count different things, so the labels say which
+        peak += ", with what the cache keeps"
+        other = "running, no SWA or reuse"
+    else:
+        other = "peak KV without SWA"
+    return [*rows, ("peak KV", peak), (other, format_bytes(full_only))]
 
 
 def _check_rows(run: Run) -> list[tuple[str, str]]:
@@ -219,8 +269,13 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{name}: {count}" for name, count in counts.items())
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part:,} of {whole:,} ({100 * part / whole:.1f} %)"
+def _part(part: int, whole: int) -> str:
+    share = f" ({_percent(part, whole)})" if whole else ""
+    return f"{part:,} of {whole:,}{share}"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %"
 
 
 def _times(count: int) -> str:

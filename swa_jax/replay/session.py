@@ -1,6 +1,8 @@
 """One replay from a user's wishes to its outputs; what is wrong with the wishes is told first."""
 
+import contextlib
 import importlib.util
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -11,11 +13,13 @@ import jax
 from swa_jax.config import PoolConfig
 from swa_jax.models import ModelConfig
 from swa_jax.replay import driver
+from swa_jax.replay.event_log import EventLog
 from swa_jax.replay.outfile import OutFile
-from swa_jax.replay.report import Run, as_dict
+from swa_jax.replay.report import Run, as_dict, no_cache_reason
 from swa_jax.replay.trace import Trace
 
 STDOUT = "-"
+EVENT_SLICE_STEPS = 8  # a block stored and evicted between two looks is missed: some 1 in 100
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Outputs:
 
     json: OutFile | None
     plot: OutFile | None
+    events: EventLog | None = None  # written during the run
 
     def write(self, run: Run) -> None:
         """Writes them; `ValueError` where that fails."""
@@ -41,7 +46,10 @@ def json_text(run: Run) -> str:
 
 
 def checked_outputs(
-    trace: str | os.PathLike[str], json_file: str | None, plot_file: str | None
+    trace: str | os.PathLike[str],
+    json_file: str | None,
+    plot_file: str | None,
+    events_file: str | None = None,
 ) -> Outputs:
     """The files, known to be writable before a long run begins.
 
@@ -56,12 +64,29 @@ def checked_outputs(
         plot_out = OutFile("--plot", plot_file)
         if plot_out.replaced and plot_out.path.suffix.lower() != ".png":
             raise ValueError(f"--plot draws a PNG: name a file that ends in .png, got {plot_file}")
-    for out in (json_out, plot_out):
-        if out is not None and out.replaced and out.same_file(trace):
+    if events_file == STDOUT:
+        raise ValueError("--events writes to a file or a pipe that has a name, got -")
+    events_out = None if events_file is None else EventLog("--events", events_file)
+    outs = [out for out in (json_out, plot_out, events_out) if out is not None]
+    for out in outs:
+        if out.replaced and out.same_file(trace):
             raise ValueError(f"{out.option} would overwrite the trace {trace}; name another file")
-    if json_out is not None and plot_out is not None and json_out.same_file(plot_out.path):
-        raise ValueError(f"--json and --plot both name {plot_file}; name two files")
-    return Outputs(json_out, plot_out)
+    for one, other in itertools.combinations(outs, 2):
+        if one.same_file(other.path):
+            options = f"{one.option} and {other.option}"
+            raise ValueError(f"{options} both name {other.name}; name two files")
+    return Outputs(json_out, plot_out, events_out)
+
+
+def check_events(trace: Trace, pool: PoolConfig, settings: driver.ReplaySettings) -> None:
+    """There are no events without a cache.
+
+    Raises:
+      ValueError: says why there is none.
+    """
+    reason = no_cache_reason(trace, pool, settings)
+    if reason is not None:
+        raise ValueError(f"--events tells what the prefix cache holds, and there is none: {reason}")
 
 
 def run_session(
@@ -70,15 +95,21 @@ def run_session(
     pool: PoolConfig,
     settings: driver.ReplaySettings,
     on_progress: Callable[[driver.Sample], None] | None,
+    events: EventLog | None = None,
 ) -> Run:
-    """`run_replay`, with what the machine lacks told as a `ValueError`."""
+    """`run_replay`, with what the machine lacks told as a `ValueError`.
+
+    With `events` the tree is looked at after each slice, so short slices miss less.
+    """
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # which one depends on what is installed
         wanted = os.environ.get("JAX_PLATFORMS", "")
         raise ValueError(f"JAX has no device for JAX_PLATFORMS={wanted!r}: {error}") from None
     try:
-        result = driver.run_replay(trace, model, pool, settings, on_progress)
+        with contextlib.nullcontext() if events is None else events.writing():
+            look = None if events is None else events.look
+            result = driver.run_replay(trace, model, pool, settings, on_progress, look)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise

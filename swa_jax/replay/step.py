@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from swa_jax.paging import pages_for
 from swa_jax.replay.admit import admit
 from swa_jax.replay.grow import decode_demand, grow, plan_growth
-from swa_jax.replay.release import finish, retract_newest
+from swa_jax.replay.release import finish, newest_row, retract
 from swa_jax.replay.world import Load, LoopConfig, World, held_pages, running
 from swa_jax.window import free_out_of_window, frontier
 
@@ -65,7 +65,10 @@ def make_room(config: LoopConfig, world: World) -> tuple[World, jax.Array]:
         some = jnp.sum(running(world.rows), dtype=jnp.int32)
         return (some > 1) & (~demand.fits | idle)
 
-    world = jax.lax.while_loop(stuck, lambda w: retract_newest(config, w), world)
+    def back(world: World) -> World:
+        return retract(config, world, newest_row(world.rows))
+
+    world = jax.lax.while_loop(stuck, back, world)
     return world, plan_growth(config, world, decode_demand(config, world))
 
 

@@ -1,0 +1,90 @@
+"""The cache's calls for several requests at once: one after the other, in one program."""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from swa_jax.inputs import Ints, as_int32, check_lengths, check_rows
+from swa_jax.prefix_cache.insert import Inserted, insert
+from swa_jax.prefix_cache.locks import Receipt, lock, unlock
+from swa_jax.prefix_cache.match import Match, match_prefix
+from swa_jax.prefix_cache.tree import PrefixCache
+from swa_jax.state import AllocatorState
+
+
+def _per_row(name: str, value: Ints | ArrayLike, rows: int) -> jax.Array:
+    """int32[B]: one value for all rows, or one for each."""
+    if isinstance(value, int):
+        return jnp.full(rows, value, jnp.int32)
+    return as_int32(name, value, 1)
+
+
+def match_prefix_batch(
+    cache: PrefixCache,
+    state: AllocatorState,
+    tokens: Ints,
+    lengths: Ints,
+    *,
+    namespace: Ints | ArrayLike = 0,
+) -> tuple[PrefixCache, Match]:
+    """`match_prefix` for int32[B, T] prompts of int32[B] lengths; `Match` gains [B]."""
+    rows = as_int32("tokens", tokens, 2)
+    counts = as_int32("lengths", lengths, 1)
+    spaces = _per_row("namespace", namespace, rows.shape[0])
+    check_rows(tokens=rows, lengths=counts, namespace=spaces)
+
+    def one(cache: PrefixCache, row: tuple[jax.Array, ...]) -> tuple[PrefixCache, Match]:
+        return match_prefix(cache, state, row[0], row[1], namespace=row[2])
+
+    return jax.lax.scan(one, cache, (rows, counts, spaces))
+
+
+def insert_batch(
+    cache: PrefixCache,
+    state: AllocatorState,
+    tokens: Ints,
+    lengths: Ints,
+    slots: Ints,
+    *,
+    namespace: Ints | ArrayLike = 0,
+    priority: Ints | ArrayLike = 0,
+) -> tuple[PrefixCache, AllocatorState, Inserted]:
+    """`insert` for int32[B, T] tokens and slots of int32[B] lengths; `Inserted` gains [B]."""
+    rows, own = as_int32("tokens", tokens, 2), as_int32("slots", slots, 2)
+    counts = as_int32("lengths", lengths, 1)
+    spaces = _per_row("namespace", namespace, rows.shape[0])
+    ranks = _per_row("priority", priority, rows.shape[0])
+    check_rows(tokens=rows, slots=own, lengths=counts, namespace=spaces, priority=ranks)
+
+    def one(
+        carry: tuple[PrefixCache, AllocatorState], row: tuple[jax.Array, ...]
+    ) -> tuple[tuple[PrefixCache, AllocatorState], Inserted]:
+        tokens, length, slots, space, rank = row
+        cache, state, inserted = insert(
+            *carry, tokens, length, slots, namespace=space, priority=rank
+        )
+        return (cache, state), inserted
+
+    (cache, state), inserted = jax.lax.scan(one, (cache, state), (rows, counts, own, spaces, ranks))
+    return cache, state, inserted
+
+
+def lock_batch(
+    cache: PrefixCache, state: AllocatorState, nodes: Ints
+) -> tuple[PrefixCache, Receipt]:
+    """`lock` for int32[B] nodes; the fields of `Receipt` gain [B]."""
+
+    def one(cache: PrefixCache, node: jax.Array) -> tuple[PrefixCache, Receipt]:
+        return lock(cache, state, node)
+
+    return jax.lax.scan(one, cache, as_int32("nodes", nodes, 1))
+
+
+def unlock_batch(cache: PrefixCache, receipts: Receipt) -> PrefixCache:
+    """`unlock` for the receipts of a batch."""
+    check_lengths(node=receipts.node, boundary=receipts.boundary)
+
+    def one(cache: PrefixCache, receipt: Receipt) -> tuple[PrefixCache, None]:
+        return unlock(cache, receipt), None
+
+    return jax.lax.scan(one, cache, receipts)[0]

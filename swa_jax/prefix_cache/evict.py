@@ -1,0 +1,174 @@
+"""Making room: tombstones where only SWA is short, whole leaves where full pages are.
+
+Which pages leave is decided for all of a call at once, so evicting k pages costs a fixed number of
+passes over the tree and not k walks.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from swa_jax.inputs import as_int32
+from swa_jax.paging import look_up, pages_for
+from swa_jax.plan_free import FreePlan, commit_free
+from swa_jax.pool import nowhere
+from swa_jax.prefix_cache.policy import leaving_order
+from swa_jax.prefix_cache.select import least_k, over_subtrees
+from swa_jax.prefix_cache.table import strike_out
+from swa_jax.prefix_cache.tree import PrefixCache
+from swa_jax.rank import rank
+from swa_jax.state import UNMAPPED, AllocatorState
+
+_FAR = 2**20  # more levels than matter
+_BLOCK = 4096
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["full_tokens", "swa_tokens"], meta_fields=[]
+)
+@dataclass(frozen=True)
+class Evicted:
+    """What an eviction gave back, in tokens."""
+
+    full_tokens: jax.Array  # int32[]
+    swa_tokens: jax.Array  # int32[]
+
+
+def evict(
+    cache: PrefixCache,
+    state: AllocatorState,
+    *,
+    full_tokens: ArrayLike = 0,
+    swa_tokens: ArrayLike = 0,
+) -> tuple[PrefixCache, AllocatorState, Evicted]:
+    """Gives pages of unlocked prefixes back until as much is free as was asked for.
+
+    Full pages go from the leaves up. SWA pages go first where no prefix needs them: those
+    further than a window from the end of every branch, so that a branch stays usable as long as
+    any page can be had elsewhere. A leaf whose SWA page goes leaves the tree, and so do the
+    tombstones above it that nothing live hangs from.
+
+    Args:
+      cache: the tree.
+      state: the allocator it stands beside.
+      full_tokens: int32[] full tokens wanted, rounded up to pages.
+      swa_tokens: int32[] SWA tokens wanted, those of the full pages that leave included.
+
+    Returns:
+      The cache, the allocator, and `Evicted`: less than wanted where the rest is locked, more
+      where a page drew others with it. In an open free group the pages are queued.
+
+    Rules R9 to R11; public reports B39, B44, B46.
+    """
+    full = as_int32("full_tokens", full_tokens, 0)
+    return _evict(cache, state, full, as_int32("swa_tokens", swa_tokens, 0))
+
+
+@jax.jit
+def _evict(
+    cache: PrefixCache, state: AllocatorState, full_tokens: jax.Array, swa_tokens: jax.Array
+) -> tuple[PrefixCache, AllocatorState, Evicted]:
+    size = cache.config.pool.page_size
+    live = cache.in_tree & (state.full_to_swa != UNMAPPED)
+    unlocked = cache.in_tree & (cache.full_locks == 0)
+    depth_last = jnp.int32(_FAR) - cache.depth
+    ids = jnp.arange(cache.in_tree.shape[0], dtype=jnp.int32)
+    order = leaving_order(cache, live)
+
+    # What nothing live hangs from is of no use to anybody and goes before all else.
+    bare = unlocked & ~live & (cache.children == 0)
+    dangling = _fallen(cache, live | (cache.in_tree & ~unlocked), jnp.any(bare))
+    full_pages = pages_for(jnp.maximum(full_tokens, 0), size)
+    full_pages = full_pages - jnp.sum(dangling, dtype=jnp.int32)
+    goes = dangling | least_k(unlocked & ~dangling, (*order, depth_last, ids), full_pages)
+    swa_pages = pages_for(jnp.maximum(swa_tokens, 0), size)
+    swa_pages = swa_pages - jnp.sum(goes & live, dtype=jnp.int32)
+    loses = live & ~goes & (cache.swa_locks == 0)
+    if cache.config.pool.pure_swa_pool:  # there is no page without its SWA side: leaves go whole
+        more = least_k(unlocked & ~goes, (*order, depth_last, ids), swa_pages)
+        goes, loses = goes | more, jnp.zeros_like(loses)
+    else:
+        # Shallow pages first where none is missed; in a branch's last window the leaf first, so
+        # that a short branch is cut shorter and not cut through.
+        near = _near_leaf(cache, goes, swa_pages > 0)
+        depth = jnp.where(near, depth_last, cache.depth)
+        loses = least_k(loses, (near.astype(jnp.int32), *order, depth, ids), swa_pages)
+
+    keeps = cache.in_tree & ~goes & ((live & ~loses) | (cache.full_locks > 0))
+    gone = _fallen(cache, keeps, jnp.any(goes | (loses & (cache.children == 0))))
+    return _commit(cache, state, gone, (gone | loses) & live)
+
+
+def _near_leaf(cache: PrefixCache, goes: jax.Array, wanted: jax.Array) -> jax.Array:
+    """bool[F+1]: a leaf below is less than a window away, so its match needs this page.
+
+    Leaves as they are when the pages of `goes` have gone.
+    """
+    config = cache.config.pool
+    window = config.sliding_window or config.full_tokens
+    pages = jnp.int32(-(-window // config.page_size))
+    above = jnp.where(goes, cache.parent, goes.shape[0])
+    left = cache.children - jnp.zeros_like(cache.children).at[above].add(1, mode="drop")
+    leaf = cache.in_tree & ~goes & (left == 0)
+    start = jnp.where(leaf, 0, jnp.int32(_FAR))
+    reach = jnp.where(wanted, pages, 0)
+    return over_subtrees(cache.parent, start, reach, 1, least=True) < pages
+
+
+def _fallen(cache: PrefixCache, keeps: jax.Array, some: jax.Array) -> jax.Array:
+    """bool[F+1]: nodes with none of `keeps` at or below them, which are of no use any more.
+
+    Where `some` is False there is none and nothing is looked at.
+    """
+    deepest = jnp.where(some, jnp.max(jnp.where(cache.in_tree, cache.depth, 0)), 0)
+    kept = over_subtrees(cache.parent, keeps.astype(jnp.int32), deepest, 0) > 0
+    return cache.in_tree & ~kept & some
+
+
+def _commit(
+    cache: PrefixCache, state: AllocatorState, gone: jax.Array, swa_gone: jax.Array
+) -> tuple[PrefixCache, AllocatorState, Evicted]:
+    size = jnp.int32(cache.config.pool.page_size)
+    above = jnp.where(gone & (cache.depth > 1), cache.parent, gone.shape[0])
+    state = _release(state, gone, swa_gone)
+    cache = replace(
+        cache,
+        in_tree=cache.in_tree & ~gone,
+        children=jnp.where(gone, 0, cache.children.at[above].add(-1, mode="drop")),
+    )
+    evicted = Evicted(
+        jnp.sum(gone, dtype=jnp.int32) * size, jnp.sum(swa_gone, dtype=jnp.int32) * size
+    )
+    return strike_out(cache, gone), state, evicted
+
+
+def _release(state: AllocatorState, gone: jax.Array, swa_gone: jax.Array) -> AllocatorState:
+    """Gives marked pages back, a block at a time: most evictions are small beside the pool."""
+    width = min(_BLOCK, gone.shape[0])
+    no_full, no_swa = jnp.int32(nowhere(state.full)), jnp.int32(nowhere(state.swa))
+    marks = gone | swa_gone
+    place, count = rank(marks)
+    ids = jnp.arange(marks.shape[0], dtype=jnp.int32)
+    room = -(-marks.shape[0] // width) * width
+    leaving = jnp.full(room, no_full)
+    leaving = leaving.at[jnp.where(marks, place, room)].set(ids, mode="drop")
+
+    def block(carry: tuple[AllocatorState, jax.Array]) -> tuple[AllocatorState, jax.Array]:
+        state, done = carry
+        page = jax.lax.dynamic_slice(leaving, (done,), (width,))
+        swa = look_up(state.full_to_swa, page, UNMAPPED)
+        held = look_up(swa_gone, page, False) & ~look_up(state.swa.free, swa, True)
+        full = look_up(gone, page, False) & ~look_up(state.full.free, page, True)
+        plan = FreePlan(
+            full_pages=jnp.where(full, page, no_full),
+            swa_pages=jnp.where(held, swa, no_swa),
+            unmap=page,
+            faults=jnp.zeros_like(state.faults),
+            scratch=state.scratch,
+        )
+        return commit_free(state, plan, defer=state.group_open), done + width
+
+    return jax.lax.while_loop(lambda c: c[1] < count, block, (state, jnp.int32(0)))[0]

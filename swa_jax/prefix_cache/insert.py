@@ -1,0 +1,226 @@
+"""Giving a request's pages to the tree."""
+
+import functools
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from swa_jax.free import free
+from swa_jax.inputs import Ints, as_int32, check_lengths
+from swa_jax.paging import first_places, look_up, offset_of, page_of
+from swa_jax.prefix_cache.find import Chain, find_chain
+from swa_jax.prefix_cache.keys import Keys, cut_pages
+from swa_jax.prefix_cache.match import note_use, path_slots
+from swa_jax.prefix_cache.table import name_nodes
+from swa_jax.prefix_cache.tree import LEAST, ROOT, PrefixCache
+from swa_jax.state import PAD_SLOT, UNMAPPED, AllocatorState
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["length_already_cached", "length", "slots", "node"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class Inserted:
+    """What the tree holds of a request after an insert."""
+
+    length_already_cached: jax.Array  # int32[] tokens that were there before
+    length: jax.Array  # int32[] tokens that are there now; pages past it stay the caller's
+    slots: jax.Array  # int32[T] the tree's slots up to `length`, the caller's own after it
+    node: jax.Array  # int32[] the last page's node, 0 for none
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The caller's pages, page by page of the prompt."""
+
+    pages: jax.Array  # int32[N] full page ids, one past the end where unusable
+    usable: jax.Array  # bool[N] held, not in the tree, named by no earlier place
+    live: jax.Array  # bool[N] has its SWA side
+    scratch: jax.Array
+
+
+def insert(
+    cache: PrefixCache,
+    state: AllocatorState,
+    tokens: Ints,
+    length: ArrayLike,
+    slots: Ints,
+    *,
+    namespace: ArrayLike = 0,
+    priority: ArrayLike = 0,
+) -> tuple[PrefixCache, AllocatorState, Inserted]:
+    """Takes over the whole pages of a request, finished or not.
+
+    Where a page's content is cached already, the caller's page is freed and the tree's is the
+    one to use from here on; a tombstone gets the SWA page of the caller's copy first. Pages
+    that are new become nodes, up to the last one that is live in SWA: a leaf is no tombstone.
+
+    Args:
+      cache: the tree.
+      state: the allocator it stands beside.
+      tokens: int32[T] prompt and output so far, padded with anything.
+      length: int32[] tokens of it whose KV is in the slots.
+      slots: int32[T] full slots of these tokens, those of an earlier match included.
+      namespace: int32[] as for `match_prefix`.
+      priority: int32[] for the "priority" policy: higher stays longer.
+
+    Returns:
+      The cache, the allocator and `Inserted`. An unfinished request goes on with
+      `Inserted.slots` and locks `Inserted.node`; the pages past `Inserted.length` are still its
+      own. In an open free group the freed copies are queued.
+
+    Not taken: pages from the first one on that is not held, is in the tree under another prefix,
+    or comes twice.
+
+    Rules R8, R9 and R11; public reports B07, B24, B31, B40.
+    """
+    row, own = as_int32("tokens", tokens, 1), as_int32("slots", slots, 1)
+    check_lengths(tokens=row, slots=own)
+    count, space = as_int32("length", length, 0), as_int32("namespace", namespace, 0)
+    return _insert(cache, state, row, count, own, space, as_int32("priority", priority, 0))
+
+
+@jax.jit
+def _insert(
+    cache: PrefixCache,
+    state: AllocatorState,
+    tokens: jax.Array,
+    length: jax.Array,
+    slots: jax.Array,
+    namespace: jax.Array,
+    priority: jax.Array,
+) -> tuple[PrefixCache, AllocatorState, Inserted]:
+    size = cache.config.pool.page_size
+    keys = cut_pages(cache.config, tokens, length, namespace)
+    chain = find_chain(cache, keys)
+    own = _read_own(cache, state, slots, keys)
+    pages = _new_length(chain, keys, own)
+    state = _give_up_copies(state, chain, own)
+    cache, nodes = _add_nodes(cache, keys, chain, own, pages)
+    cache = note_use(cache, nodes, pages, hit=False)
+    cache = _note_arrival(cache, nodes, chain.count, pages, priority)
+    token = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    length_now = pages * jnp.int32(size)
+    canonical = path_slots(nodes, pages, size, tokens.shape[0])
+    node = jnp.where(pages > 0, look_up(nodes, jnp.maximum(pages - 1, 0), ROOT), ROOT)
+    return (
+        cache,
+        state,
+        Inserted(
+            length_already_cached=chain.count * jnp.int32(size),
+            length=length_now,
+            slots=jnp.where(token < length_now, canonical, slots),
+            node=node,
+        ),
+    )
+
+
+def _read_own(cache: PrefixCache, state: AllocatorState, slots: jax.Array, keys: Keys) -> _Own:
+    config = cache.config.pool
+    size, count = config.page_size, keys.hash.shape[0]
+    outside = state.full.free.shape[0]
+    slot = slots[: count * size : size]
+    inside = (slot >= jnp.int32(size)) & (slot < jnp.int32(config.full_tokens + size))
+    place = jnp.arange(count, dtype=jnp.int32)
+    named = inside & (place < keys.count)
+    named = named & (offset_of(jnp.where(inside, slot, 0), size) == 0)
+    page = jnp.where(named, page_of(jnp.where(named, slot, 0), size), outside)
+    first, _, scratch = first_places(state.scratch, page)
+    held = ~look_up(state.full.free, page, True)
+    usable = named & first & held & ~look_up(cache.in_tree, page, True)
+    live = look_up(state.full_to_swa, page, UNMAPPED) != UNMAPPED
+    if config.pure_swa_pool:  # a page that left its window is nobody's
+        usable = usable & live
+    return _Own(jnp.where(usable, page, outside), usable, usable & live, scratch)
+
+
+def _new_length(chain: Chain, keys: Keys, own: _Own) -> jax.Array:
+    """int32[] pages of the prompt that the tree holds afterwards."""
+    place = jnp.arange(keys.hash.shape[0], dtype=jnp.int32)
+    wanted = (place >= chain.count) & (place < keys.count)
+    end = jnp.min(jnp.where(wanted & ~own.usable, place, keys.count), initial=2**31 - 1)
+    end = jnp.minimum(end, keys.count)
+    ends = wanted & (place < end) & own.live
+    return jnp.maximum(chain.count, jnp.max(jnp.where(ends, place + 1, 0), initial=0))
+
+
+def _give_up_copies(state: AllocatorState, chain: Chain, own: _Own) -> AllocatorState:
+    """Frees the caller's copies of cached pages; tombstones keep the copies' SWA pages."""
+    size = jnp.int32(state.config.page_size)
+    outside = state.full.free.shape[0]
+    place = jnp.arange(chain.nodes.shape[0], dtype=jnp.int32)
+    copy = own.usable & (place < chain.count)
+    node_swa = look_up(state.full_to_swa, chain.nodes, UNMAPPED)
+    swa = look_up(state.full_to_swa, own.pages, UNMAPPED)
+    if state.config.pure_swa_pool:  # a node without its page cannot be
+        recovers = jnp.zeros_like(copy)
+    else:
+        # A stale mapping of the node that names the copy's own page is no live side of its own.
+        recovers = copy & own.live & ((node_swa == UNMAPPED) | (node_swa == swa))
+    to = jnp.where(recovers, chain.nodes, outside)
+    bare = jnp.where(recovers, own.pages, outside)
+    pages = jnp.concatenate([to, bare])
+    values = jnp.concatenate([swa, jnp.full_like(bare, UNMAPPED)])
+    moved = replace(
+        state,
+        full_to_swa=state.full_to_swa.at[pages].set(values, mode="drop"),
+        scratch=own.scratch,
+    )
+    return free(moved, jnp.where(copy, own.pages * size, PAD_SLOT))
+
+
+def _add_nodes(
+    cache: PrefixCache, keys: Keys, chain: Chain, own: _Own, pages: jax.Array
+) -> tuple[PrefixCache, jax.Array]:
+    """Enters the new pages under the chain; also int32[N] the whole path."""
+    outside = cache.in_tree.shape[0]
+    place = jnp.arange(keys.hash.shape[0], dtype=jnp.int32)
+    is_new = (place >= chain.count) & (place < pages)
+    nodes = jnp.where(is_new, own.pages, chain.nodes)
+    node = jnp.where(is_new, own.pages, outside)
+    before = jnp.concatenate([jnp.full(1, ROOT, jnp.int32), nodes[:-1]])[: nodes.shape[0]]
+    above = jnp.where(is_new & (before > ROOT), before, outside)
+
+    def put(values: jax.Array, new: jax.Array | int) -> jax.Array:
+        return values.at[node].set(new, mode="drop")
+
+    cache = replace(
+        cache,
+        in_tree=put(cache.in_tree, True),
+        parent=put(cache.parent, before),
+        depth=put(cache.depth, place + 1),
+        namespace=put(cache.namespace, keys.namespace),
+        tokens=put(cache.tokens, keys.tokens),
+        children=put(cache.children, 0).at[above].add(1, mode="drop"),
+        full_locks=put(cache.full_locks, 0),
+        swa_locks=put(cache.swa_locks, 0),
+        rank=put(cache.rank, LEAST if cache.config.policy == "priority" else 0),
+        born=put(cache.born, cache.clock),
+        hash=put(cache.hash, keys.hash),
+    )
+    return name_nodes(cache, node), nodes
+
+
+def _note_arrival(
+    cache: PrefixCache,
+    nodes: jax.Array,
+    already: jax.Array,
+    pages: jax.Array,
+    priority: jax.Array,
+) -> PrefixCache:
+    """What "fifo" and "priority" count: never less for a node than for one below it."""
+    if cache.config.policy not in ("fifo", "priority"):
+        return cache
+    place = jnp.arange(nodes.shape[0], dtype=jnp.int32)
+    used = (place < pages) & (nodes > ROOT)
+    if cache.config.policy == "fifo":
+        used = used & (pages > already)  # what was all there has not arrived again
+        value = cache.clock
+    else:
+        value = jnp.clip(priority, LEAST, -LEAST)
+    used = jnp.where(used, nodes, cache.in_tree.shape[0])
+    return replace(cache, rank=cache.rank.at[used].max(value, mode="drop"))

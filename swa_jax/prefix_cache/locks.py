@@ -1,0 +1,156 @@
+"""Locks: what a running request reads must not leave.
+
+A full lock is on every page from the root to a node; an SWA lock on the pages at its end that hold
+one window. Pages never split, so a path stays what it was however much is inserted around it.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from swa_jax.inputs import as_int32
+from swa_jax.prefix_cache.match import window_start
+from swa_jax.prefix_cache.tree import ROOT, PrefixCache
+from swa_jax.state import UNMAPPED, AllocatorState
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["node", "boundary", "born"], meta_fields=[]
+)
+@dataclass(frozen=True)
+class Receipt:
+    """What a lock locked: its release undoes just that."""
+
+    node: jax.Array  # int32[] the bottom of the path, 0 if nothing is locked
+    boundary: jax.Array  # int32[] pages from the root that carry no SWA lock of this receipt
+    born: jax.Array  # int32[] tells the node from a later one on the same page
+
+
+def no_receipt(*shape: int) -> Receipt:
+    """Receipts that hold nothing."""
+    return Receipt(*(jnp.zeros(shape, jnp.int32) for _ in range(3)))
+
+
+def lock(cache: PrefixCache, state: AllocatorState, node: ArrayLike) -> tuple[PrefixCache, Receipt]:
+    """Locks the path to a node, and SWA for one window at its end.
+
+    To pin a prefix (a system prompt, say) lock it and keep the receipt.
+
+    Args:
+      cache: the tree.
+      state: the allocator it stands beside.
+      node: int32[] from `Match` or `Inserted`; 0, the root, locks nothing. A node that is not in
+        the tree locks nothing either and gives an empty receipt.
+
+    Returns:
+      The cache and the receipt that `unlock` takes. Only live pages are locked in SWA: where a
+      tombstone lies in the window, those below it.
+
+    Rule R10; public reports B41, B45.
+    """
+    return _lock(cache, state, as_int32("node", node, 0))
+
+
+@jax.jit
+def _lock(
+    cache: PrefixCache, state: AllocatorState, node: jax.Array
+) -> tuple[PrefixCache, Receipt]:
+    inside = (node > ROOT) & (node < cache.in_tree.shape[0])
+    known = inside & cache.in_tree[jnp.where(inside, node, ROOT)]
+    node = jnp.where(known, node, ROOT)
+    start = window_start(cache.config, cache.depth[node])
+
+    def covers(above: jax.Array) -> jax.Array:
+        live = state.full_to_swa[above] != UNMAPPED
+        return (above > ROOT) & (cache.depth[above] > start) & live
+
+    top = jax.lax.while_loop(covers, lambda above: cache.parent[above], node)
+    boundary = jnp.where(top > ROOT, cache.depth[top], 0)
+    return _add(cache, node, boundary, 1), Receipt(node, boundary, cache.born[node])
+
+
+def unlock(cache: PrefixCache, receipt: Receipt) -> PrefixCache:
+    """Undoes the lock that gave this receipt, whatever was inserted or evicted since.
+
+    Args:
+      cache: the tree.
+      receipt: of `lock`, or of `release_swa_lock`. A receipt whose node is unlocked, or has left
+        the tree, changes nothing.
+
+    Returns:
+      The cache.
+    """
+    return _unlock(cache, receipt)
+
+
+def _standing(cache: PrefixCache, receipt: Receipt) -> jax.Array:
+    """int32[] the node of a receipt that still holds something, ROOT otherwise."""
+    node = receipt.node
+    inside = (node > ROOT) & (node < cache.in_tree.shape[0])
+    node = jnp.where(inside, node, ROOT)
+    holds = cache.in_tree[node] & (cache.born[node] == receipt.born)
+    return jnp.where(inside & holds & (cache.full_locks[node] > 0), node, ROOT)
+
+
+@jax.jit
+def _unlock(cache: PrefixCache, receipt: Receipt) -> PrefixCache:
+    return _add(cache, _standing(cache, receipt), receipt.boundary, -1)
+
+
+def release_swa_lock(
+    cache: PrefixCache, receipt: Receipt, tokens: ArrayLike | None = None
+) -> tuple[PrefixCache, Receipt]:
+    """Gives up the SWA part of a lock early, as far as the request has left that window.
+
+    Args:
+      cache: the tree.
+      receipt: of `lock`; use the returned one from here on.
+      tokens: int32[] the frontier: only pages wholly below it are given up. All by default.
+
+    Returns:
+      The cache, and a receipt that holds what is still locked.
+
+    Public report B45: the later release must not lower anybody's SWA lock again.
+    """
+    most = 2**31 - 1 if tokens is None else tokens
+    return _release_swa(cache, receipt, as_int32("tokens", most, 0))
+
+
+@jax.jit
+def _release_swa(
+    cache: PrefixCache, receipt: Receipt, tokens: jax.Array
+) -> tuple[PrefixCache, Receipt]:
+    pages = jax.lax.div(jnp.maximum(tokens, 0), jnp.int32(cache.config.pool.page_size))
+    bottom = _standing(cache, receipt)
+    boundary = jnp.maximum(jnp.minimum(pages, cache.depth[bottom]), receipt.boundary)
+
+    def up(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        node, locks = carry
+        released = (cache.depth[node] <= boundary) & (locks[node] > 0)
+        locks = locks.at[node].add(-released.astype(jnp.int32), mode="drop")
+        return cache.parent[node], locks
+
+    def inside(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return (carry[0] > ROOT) & (cache.depth[carry[0]] > receipt.boundary)
+
+    _, locks = jax.lax.while_loop(inside, up, (bottom, cache.swa_locks))
+    return replace(cache, swa_locks=locks), replace(receipt, boundary=boundary)
+
+
+def _add(cache: PrefixCache, node: jax.Array, boundary: jax.Array, change: int) -> PrefixCache:
+    """Walks up from a node: SWA counts below the boundary, full counts to the root."""
+
+    def up(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        node, full_locks, swa_locks = carry
+        in_window = (cache.depth[node] > boundary).astype(jnp.int32)
+        swa_locks = swa_locks.at[node].add(in_window * change, mode="drop")
+        full_locks = full_locks.at[node].add(change, mode="drop")
+        return cache.parent[node], full_locks, swa_locks
+
+    start = (node, cache.full_locks, cache.swa_locks)
+    walk = jax.lax.while_loop(lambda carry: carry[0] > ROOT, up, start)
+    _, full_locks, swa_locks = walk
+    return replace(cache, full_locks=full_locks, swa_locks=swa_locks)

@@ -1,0 +1,33 @@
+"""How much of the tree may leave and how much is locked, in tokens (rule R11)."""
+
+import jax
+import jax.numpy as jnp
+
+from swa_jax.prefix_cache.tree import PrefixCache
+from swa_jax.state import UNMAPPED, AllocatorState
+
+
+def _tokens(cache: PrefixCache, marks: jax.Array) -> jax.Array:
+    return jnp.sum(marks, dtype=jnp.int32) * jnp.int32(cache.config.pool.page_size)
+
+
+def full_evictable_size(cache: PrefixCache) -> jax.Array:
+    """int32[] full tokens of pages that no lock holds."""
+    return _tokens(cache, cache.in_tree & (cache.full_locks == 0))
+
+
+def full_protected_size(cache: PrefixCache) -> jax.Array:
+    """int32[] full tokens of locked pages."""
+    return _tokens(cache, cache.in_tree & (cache.full_locks > 0))
+
+
+def swa_evictable_size(cache: PrefixCache, state: AllocatorState) -> jax.Array:
+    """int32[] SWA tokens of live pages that no SWA lock holds."""
+    live = cache.in_tree & (state.full_to_swa != UNMAPPED)
+    return _tokens(cache, live & (cache.swa_locks == 0))
+
+
+def swa_protected_size(cache: PrefixCache, state: AllocatorState) -> jax.Array:
+    """int32[] SWA tokens of live pages that an SWA lock holds."""
+    live = cache.in_tree & (state.full_to_swa != UNMAPPED)
+    return _tokens(cache, live & (cache.swa_locks > 0))

@@ -1,0 +1,77 @@
+"""The hash table: naming nodes in it, striking them out, and laying it out anew."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from swa_jax.paging import look_up
+from swa_jax.prefix_cache.find import table_place
+from swa_jax.prefix_cache.tree import DELETED, EMPTY, PrefixCache
+
+
+def name_nodes(cache: PrefixCache, nodes: jax.Array) -> PrefixCache:
+    """Enters int32[K] nodes, whose hashes are set, into the table; one past the end for none.
+
+    All seek a place at once; where several want one, the highest id has it and the others try
+    on. A place is never left empty in front of a node, so searches end rightly.
+    """
+    outside = cache.in_tree.shape[0]
+    hashes = look_up(cache.hash, nodes, 0)
+
+    def seek(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        table, tries, spot, reused = carry
+        open_nodes = (spot < 0) & (nodes < outside)
+        wanted = table_place(cache, hashes, tries)
+        there = look_up(table, wanted, 1)
+        bids = open_nodes & (there <= EMPTY)
+        at = jnp.where(bids, wanted, table.shape[0])
+        table = table.at[at].max(nodes, mode="drop")
+        won = bids & (look_up(table, wanted, 0) == nodes)
+        reused = reused + jnp.sum(won & (there == DELETED), dtype=jnp.int32)
+        return (
+            table,
+            tries + (open_nodes & ~won).astype(jnp.int32),
+            jnp.where(won, wanted, spot),
+            reused,
+        )
+
+    def go_on(carry: tuple[jax.Array, ...]) -> jax.Array:
+        _, tries, spot, _ = carry
+        return jnp.any((spot < 0) & (nodes < outside) & (tries < cache.table.shape[0]))
+
+    start = (
+        cache.table,
+        jnp.zeros(nodes.shape, jnp.int32),
+        jnp.full(nodes.shape, -1, jnp.int32),
+        jnp.int32(0),
+    )
+    table, _, spot, reused = jax.lax.while_loop(go_on, seek, start)
+    return replace(
+        cache,
+        table=table,
+        place=cache.place.at[nodes].set(spot, mode="drop"),
+        num_deleted=cache.num_deleted - reused,
+    )
+
+
+def strike_out(cache: PrefixCache, gone: jax.Array) -> PrefixCache:
+    """Takes bool[F+1] nodes, no longer in the tree, out of the table.
+
+    The table is laid out anew when a quarter of its places are struck out.
+    """
+    at = jnp.where(gone, cache.place, cache.table.shape[0])
+    table = cache.table.at[at].set(DELETED, mode="drop")
+    deleted = cache.num_deleted + jnp.sum(gone, dtype=jnp.int32)
+    worn = jnp.int32(cache.table.shape[0] // 4)
+
+    def lay_out(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        bare = replace(cache, table=jnp.zeros_like(carry[0]), num_deleted=jnp.int32(0))
+        ids = jnp.arange(cache.in_tree.shape[0], dtype=jnp.int32)
+        anew = name_nodes(bare, jnp.where(cache.in_tree, ids, cache.in_tree.shape[0]))
+        return anew.table, anew.place, anew.num_deleted
+
+    # A loop that runs once or not at all: a branch would copy the table on its way through.
+    start = (table, cache.place, deleted)
+    table, place, deleted = jax.lax.while_loop(lambda c: c[2] > worn, lay_out, start)
+    return replace(cache, table=table, place=place, num_deleted=deleted)

@@ -1,0 +1,153 @@
+"""The radix cache's state: arrays beside the allocator's, one entry a full page.
+
+A cached page is a node and its node id is its full page id, so tree and allocator cannot disagree
+about who holds what. A *tombstone* (full KV kept, SWA gone) is a page whose mapping is 0.
+
+Legend: F full pages, P page_size, K tokens in a node's key (P, or P + 1 for bigram keys), H places
+of the hash table. Node 0, the padding page, stands for the root of every namespace.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from swa_jax.config import PoolConfig
+
+ROOT = 0
+LEAST = -(2**30)  # lowest rank; `select` compares values from here to its negative
+EMPTY = 0  # place of the table that was never used
+DELETED = -1  # place whose node is gone: a search goes on past it
+POLICIES = ("lru", "lfu", "fifo", "priority", "cost")
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """What is static about a cache. Hashable."""
+
+    pool: PoolConfig
+    max_prefix_tokens: int  # longer prefixes are cached up to here
+    is_bigram: bool  # a token's key is the pair with its successor (EAGLE drafts)
+    policy: str  # which pages leave first, one of POLICIES
+    hash_bits: int  # fewer than 32 force collisions: for tests
+
+    @property
+    def key_tokens(self) -> int:
+        """Tokens that a node's page is compared by."""
+        return self.pool.page_size + (1 if self.is_bigram else 0)
+
+    @property
+    def table_places(self) -> int:
+        """A power of two, at least twice the pages: searches stay short."""
+        return 1 << (2 * self.pool.full_pages + 1).bit_length()
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "in_tree",
+        "parent",
+        "depth",
+        "namespace",
+        "tokens",
+        "children",
+        "full_locks",
+        "swa_locks",
+        "last_use",
+        "rank",
+        "born",
+        "hash",
+        "place",
+        "table",
+        "num_deleted",
+        "clock",
+    ],
+    meta_fields=["config"],
+)
+@dataclass(frozen=True)
+class PrefixCache:
+    """A prefix tree over full pages. Make one with `init`. int32 where nothing else is said."""
+
+    in_tree: jax.Array  # bool[F+1]
+    parent: jax.Array  # [F+1] ROOT for the first page of a prefix
+    depth: jax.Array  # [F+1] pages from the root, itself included
+    namespace: jax.Array  # [F+1]
+    tokens: jax.Array  # [F+1, K] the tokens themselves: a hash never decides alone
+    children: jax.Array  # [F+1] how many
+    full_locks: jax.Array  # [F+1]
+    swa_locks: jax.Array  # [F+1]
+    last_use: jax.Array  # [F+1] clock of the last match or insert that passed here
+    rank: jax.Array  # [F+1] what the policy counts: hits, arrival or priority
+    born: jax.Array  # [F+1] clock when the node came in: tells it from a later one on its page
+    hash: jax.Array  # [F+1] of the whole prefix that ends here
+    place: jax.Array  # [F+1] where the table names this node
+    table: jax.Array  # [H] node ids, EMPTY or DELETED
+    num_deleted: jax.Array  # [] DELETED places
+    clock: jax.Array  # []
+    config: CacheConfig  # static
+
+
+def init(
+    config: PoolConfig,
+    *,
+    max_prefix_tokens: int | None = None,
+    is_bigram: bool = False,
+    policy: str = "lru",
+    hash_bits: int = 32,
+) -> PrefixCache:
+    """An empty cache over the pages of an allocator with this configuration.
+
+    Args:
+      config: the allocator's.
+      max_prefix_tokens: prefixes are cached up to this many tokens; all of them by default.
+      is_bigram: compare pairs of tokens, as EAGLE's draft layer needs: a prefix of n tokens has
+        n - 1 pairs, and only whole pages of pairs are cached.
+      policy: which pages leave first: "lru", "lfu" (fewest matches), "fifo", "priority" (lowest
+        `priority` given to `insert`), "cost" (least compute saved for its bytes, with recency).
+      hash_bits: bits of the hash in use, 32 but in tests.
+
+    Raises:
+      ValueError: an unknown policy, or sizes that cannot work.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+    if max_prefix_tokens is not None and max_prefix_tokens < 0:
+        raise ValueError(f"max_prefix_tokens must not be negative, got {max_prefix_tokens}")
+    if not 0 <= hash_bits <= 32:
+        raise ValueError(f"hash_bits must be 0 .. 32, got {hash_bits}")
+    most = config.full_tokens if max_prefix_tokens is None else int(max_prefix_tokens)
+    return new_cache(CacheConfig(config, most, is_bigram, policy, hash_bits))
+
+
+def new_cache(config: CacheConfig) -> PrefixCache:
+    """An empty cache with this static configuration."""
+    nodes = config.pool.full_pages + 1
+
+    def zeros(*shape: int) -> jax.Array:
+        return jnp.zeros(shape, jnp.int32)
+
+    return PrefixCache(
+        in_tree=jnp.zeros(nodes, bool),
+        parent=zeros(nodes),
+        depth=zeros(nodes),
+        namespace=zeros(nodes),
+        tokens=zeros(nodes, config.key_tokens),
+        children=zeros(nodes),
+        full_locks=zeros(nodes),
+        swa_locks=zeros(nodes),
+        last_use=zeros(nodes),
+        rank=zeros(nodes),
+        born=zeros(nodes),
+        hash=zeros(nodes),
+        place=zeros(nodes),
+        table=zeros(config.table_places),
+        num_deleted=zeros(),
+        clock=zeros(),
+        config=config,
+    )
+
+
+def reset(cache: PrefixCache) -> PrefixCache:
+    """Forgets every prefix. The pages stay held: free them, or `clear` the allocator."""
+    return new_cache(cache.config)

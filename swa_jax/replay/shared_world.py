@@ -1,0 +1,115 @@
+"""The replay's world with a prefix cache beside it, and the moves of one row through the tree."""
+
+import functools
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+
+from swa_jax.paging import pages_for
+from swa_jax.prefix_cache import PrefixCache, Receipt, init, insert, lock, no_receipt, unlock
+from swa_jax.prefix_cache.match import path_slots
+from swa_jax.replay.content import Content, request_tokens
+from swa_jax.replay.world import Load, LoopConfig, World, new_world
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["hit_tokens", "hit_blocks", "evicted_full", "evicted_swa"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class Reuse:
+    """Figures of the cache so far, int32; tokens are summed in two parts to pass int32."""
+
+    hit_tokens: jax.Array  # int32[2] of first admissions: multiples of 2^20, and the rest
+    hit_blocks: jax.Array  # the trace's blocks
+    evicted_full: jax.Array  # pages
+    evicted_swa: jax.Array  # pages
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["world", "cache", "receipts", "owned_from", "seen", "reuse"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class SharedWorld:
+    """The loop carry of a replay with reuse."""
+
+    world: World
+    cache: PrefixCache
+    receipts: Receipt  # [R] the lock of each row
+    owned_from: jax.Array  # int32[R] tokens of the row whose pages are the tree's
+    seen: jax.Array  # bool[N] requests that were admitted once
+    reuse: Reuse
+
+
+def new_shared_world(
+    config: LoopConfig, load: Load, accepted: jax.Array, policy: str
+) -> SharedWorld:
+    """Nothing runs and nothing is cached; the accepted requests (bool[N]) wait."""
+    rows = config.max_running
+
+    def zeros(*shape: int) -> jax.Array:
+        return jnp.zeros(shape, jnp.int32)
+
+    longest = config.table_pages * config.pool.page_size
+    return SharedWorld(
+        world=new_world(config, load, accepted),
+        cache=init(config.pool, max_prefix_tokens=longest, policy=policy),
+        receipts=no_receipt(rows),
+        owned_from=zeros(rows),
+        seen=jnp.zeros(accepted.shape, bool),
+        reuse=Reuse(zeros(2), zeros(), zeros(), zeros()),
+    )
+
+
+def receipt_of(shared: SharedWorld, row: jax.Array) -> Receipt:
+    """The lock of one row."""
+    return jax.tree.map(lambda values: values[row], shared.receipts)
+
+
+def with_receipt(shared: SharedWorld, row: jax.Array, receipt: Receipt) -> SharedWorld:
+    """The same world with another lock for a row."""
+
+    def put(values: jax.Array, value: jax.Array) -> jax.Array:
+        return values.at[row].set(value, mode="drop")
+
+    return replace(shared, receipts=jax.tree.map(put, shared.receipts, receipt))
+
+
+def give_to_tree(
+    config: LoopConfig, content: Content, shared: SharedWorld, row: jax.Array
+) -> SharedWorld:
+    """Inserts what a row holds, running or done, and moves its lock to the new end."""
+    size, room = config.pool.page_size, config.table_pages * config.pool.page_size
+    world, rows = shared.world, shared.world.rows
+    length = rows.length[row]
+    tokens = request_tokens(content, rows.request[row], room)
+    held = pages_for(length, size)
+    slots = path_slots(jax.lax.div(rows.table[row], jnp.int32(size)), held, size, room)
+    cache, allocator, inserted = insert(shared.cache, world.allocator, tokens, length, slots)
+    cache, receipt = lock(cache, allocator, inserted.node)
+    cache = unlock(cache, receipt_of(shared, row))
+    last = inserted.slots[jnp.maximum(length - 1, 0)]
+    rows = replace(
+        rows,
+        table=rows.table.at[row].set(inserted.slots[::size], mode="drop"),
+        last_loc=rows.last_loc.at[row].set(last, mode="drop"),
+        evicted=rows.evicted.at[row].max(inserted.length, mode="drop"),
+    )
+    shared = replace(
+        shared,
+        world=replace(world, allocator=allocator, rows=rows),
+        cache=cache,
+        owned_from=shared.owned_from.at[row].set(inserted.length, mode="drop"),
+    )
+    return with_receipt(shared, row, receipt)
+
+
+def leave_tree(shared: SharedWorld, row: jax.Array) -> SharedWorld:
+    """Gives up a row's lock; its prefix may be evicted from here on."""
+    cache = unlock(shared.cache, receipt_of(shared, row))
+    shared = with_receipt(replace(shared, cache=cache), row, no_receipt())
+    return replace(shared, owned_from=shared.owned_from.at[row].set(0, mode="drop"))
