@@ -79,9 +79,7 @@ class PrefixOracle:
         if self.most is not None:
             usable = min(usable, self.most)
         size = self.page
-        keys = [
-            tuple(tokens[i * size : (i + 1) * size + extra]) for i in range(usable // size)
-        ]
+        keys = [tuple(tokens[i * size : (i + 1) * size + extra]) for i in range(usable // size)]
         return [(ns, tuple(keys[: i + 1])) for i in range(len(keys))]
 
     def above(self, name: Name) -> list[Name]:
@@ -188,9 +186,7 @@ class PrefixOracle:
         for name in receipt.full:
             self.nodes[name].full_locks -= 1
 
-    def release_swa_lock(
-        self, receipt: OracleReceipt, tokens: int | None = None
-    ) -> OracleReceipt:
+    def release_swa_lock(self, receipt: OracleReceipt, tokens: int | None = None) -> OracleReceipt:
         """Gives up SWA locks, all or those of pages that end at or before `tokens`."""
         kept = []
         for name in receipt.swa:
@@ -231,7 +227,6 @@ class PrefixOracle:
     def evict(self, *, full: int = 0, swa_tokens: int = 0) -> tuple[int, int]:
         """Tokens freed in each pool."""
         full_before, swa_before = self.free_full, self.free_swa
-        tail = self.near_leaf()
         self._drop_dangling()
         so_far = self.free_full - full_before
         for _ in range(-(-max(full, 0) // self.page) - so_far):
@@ -240,6 +235,7 @@ class PrefixOracle:
                 break
             self._remove(min(open_leaves, key=self._order))
         wanted = -(-max(swa_tokens, 0) // self.page) - (self.free_swa - swa_before)
+        tail = self.near_leaf()
         open_swa = [n for n, node in self.nodes.items() if node.live and not node.swa_locks]
         open_swa.sort(key=lambda name: self._swa_order(name, name in tail))
         for name in open_swa[: max(0, wanted)]:

@@ -214,9 +214,7 @@ class World:
             compiled("probe")(self.cache, self.state)
         )
         named = dict(zip(swa.faults(self.state), faults.tolist(), strict=True))
-        return Probe(
-            laws, tree_laws, Sizes(*(int(s) for s in sizes)), tuple(map(int, left)), named
-        )
+        return Probe(laws, tree_laws, Sizes(*(int(s) for s in sizes)), tuple(map(int, left)), named)
 
     @property
     def left(self) -> tuple[int, int]:

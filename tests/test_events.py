@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -84,7 +86,7 @@ class Watched:
         self.world = World(swa.PoolConfig(full, full, page, 4), **options)
         self.record, self.follower = empty_record(self.world.cache.config), Follower()
 
-    def look(self):
+    def look(self) -> list[Any]:
         self.record, events = tree_events(self.record, self.world.cache)
         for event in events:
             self.follower.take(fields(event))
@@ -238,16 +240,10 @@ def test_hashes_are_the_same_in_every_process():
 # ---- the file -------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class Tally:
-    steps: object
-
-
-def looked_at(cache, step=0):
+def looked_at(cache, step=0) -> Any:
     """What `EventLog.look` looks at of a loop's carry."""
-    carry = type("Carry", (), {})()
-    carry.cache, carry.world = cache, type("W", (), {"tally": Tally(jnp.int32(step))})()
-    return carry
+    world = SimpleNamespace(tally=SimpleNamespace(steps=jnp.int32(step)))
+    return SimpleNamespace(cache=cache, world=world)
 
 
 def test_lines_are_numbered_batches(tmp_path):

@@ -96,9 +96,7 @@ class PrefixMachine(RuleBasedStateMachine):
         taken = self.world.insert(
             request.tokens, request.slots, length, ns=request.ns, priority=request.priority
         )
-        before, path = self.oracle.insert(
-            request.tokens, length, own, request.ns, request.priority
-        )
+        before, path = self.oracle.insert(request.tokens, length, own, request.ns, request.priority)
         assert (taken.cached, taken.length) == (before * self.page, len(path) * self.page)
         assert len(path) >= request.tree
         nodes = self.world.nodes()

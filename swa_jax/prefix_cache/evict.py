@@ -17,8 +17,8 @@ from swa_jax.plan_free import FreePlan, commit_free
 from swa_jax.pool import nowhere
 from swa_jax.prefix_cache.policy import leaving_order
 from swa_jax.prefix_cache.select import least_k, over_subtrees
-from swa_jax.prefix_cache.table import strike_out
-from swa_jax.prefix_cache.tree import PrefixCache
+from swa_jax.prefix_cache.table import lay_out_when_worn, strike_out
+from swa_jax.prefix_cache.tree import ROOT, PrefixCache
 from swa_jax.rank import rank
 from swa_jax.state import UNMAPPED, AllocatorState
 
@@ -131,44 +131,51 @@ def _fallen(cache: PrefixCache, keeps: jax.Array, some: jax.Array) -> jax.Array:
 def _commit(
     cache: PrefixCache, state: AllocatorState, gone: jax.Array, swa_gone: jax.Array
 ) -> tuple[PrefixCache, AllocatorState, Evicted]:
-    size = jnp.int32(cache.config.pool.page_size)
-    above = jnp.where(gone & (cache.depth > 1), cache.parent, gone.shape[0])
-    state = _release(state, gone, swa_gone)
-    cache = replace(
-        cache,
-        in_tree=cache.in_tree & ~gone,
-        children=jnp.where(gone, 0, cache.children.at[above].add(-1, mode="drop")),
-    )
-    evicted = Evicted(
-        jnp.sum(gone, dtype=jnp.int32) * size, jnp.sum(swa_gone, dtype=jnp.int32) * size
-    )
-    return strike_out(cache, gone), state, evicted
-
-
-def _release(state: AllocatorState, gone: jax.Array, swa_gone: jax.Array) -> AllocatorState:
     """Gives marked pages back, a block at a time: most evictions are small beside the pool."""
     width = min(_BLOCK, gone.shape[0])
-    no_full, no_swa = jnp.int32(nowhere(state.full)), jnp.int32(nowhere(state.swa))
     marks = gone | swa_gone
     place, count = rank(marks)
     ids = jnp.arange(marks.shape[0], dtype=jnp.int32)
     room = -(-marks.shape[0] // width) * width
-    leaving = jnp.full(room, no_full)
+    leaving = jnp.full(room, jnp.int32(nowhere(state.full)))
     leaving = leaving.at[jnp.where(marks, place, room)].set(ids, mode="drop")
 
-    def block(carry: tuple[AllocatorState, jax.Array]) -> tuple[AllocatorState, jax.Array]:
-        state, done = carry
+    def block(carry: tuple[AllocatorState, jax.Array, jax.Array, jax.Array]) -> tuple:
+        state, table, children, done = carry
         page = jax.lax.dynamic_slice(leaving, (done,), (width,))
-        swa = look_up(state.full_to_swa, page, UNMAPPED)
-        held = look_up(swa_gone, page, False) & ~look_up(state.swa.free, swa, True)
-        full = look_up(gone, page, False) & ~look_up(state.full.free, page, True)
-        plan = FreePlan(
-            full_pages=jnp.where(full, page, no_full),
-            swa_pages=jnp.where(held, swa, no_swa),
-            unmap=page,
-            faults=jnp.zeros_like(state.faults),
-            scratch=state.scratch,
-        )
-        return commit_free(state, plan, defer=state.group_open), done + width
+        whole = look_up(gone, page, False)
+        state = _release(state, page, whole, look_up(swa_gone, page, False))
+        table = strike_out(cache, table, jnp.where(whole, page, gone.shape[0]))
+        above = jnp.where(whole, look_up(cache.parent, page, 0), gone.shape[0])
+        return state, table, children.at[above].add(-1, mode="drop"), done + width
 
-    return jax.lax.while_loop(lambda c: c[1] < count, block, (state, jnp.int32(0)))[0]
+    start = (state, cache.table, cache.children, jnp.int32(0))
+    state, table, children, _ = jax.lax.while_loop(lambda c: c[3] < count, block, start)
+    went = jnp.sum(gone, dtype=jnp.int32)
+    cache = replace(
+        cache,
+        in_tree=cache.in_tree & ~gone,
+        children=jnp.where(gone | (ids == ROOT), 0, children),
+        table=table,
+        num_deleted=cache.num_deleted + went,
+    )
+    size = jnp.int32(cache.config.pool.page_size)
+    lost = jnp.sum(swa_gone, dtype=jnp.int32)
+    return lay_out_when_worn(cache), state, Evicted(went * size, lost * size)
+
+
+def _release(
+    state: AllocatorState, page: jax.Array, whole: jax.Array, swa_side: jax.Array
+) -> AllocatorState:
+    """Frees int32[K] pages: both sides where `whole`, the SWA side where `swa_side`."""
+    no_full, no_swa = jnp.int32(nowhere(state.full)), jnp.int32(nowhere(state.swa))
+    swa = look_up(state.full_to_swa, page, UNMAPPED)
+    held = swa_side & ~look_up(state.swa.free, swa, True)
+    plan = FreePlan(
+        full_pages=jnp.where(whole & ~look_up(state.full.free, page, True), page, no_full),
+        swa_pages=jnp.where(held, swa, no_swa),
+        unmap=page,
+        faults=jnp.zeros_like(state.faults),
+        scratch=state.scratch,
+    )
+    return commit_free(state, plan, defer=state.group_open)

@@ -55,14 +55,14 @@ def name_nodes(cache: PrefixCache, nodes: jax.Array) -> PrefixCache:
     )
 
 
-def strike_out(cache: PrefixCache, gone: jax.Array) -> PrefixCache:
-    """Takes bool[F+1] nodes, no longer in the tree, out of the table.
+def strike_out(cache: PrefixCache, table: jax.Array, nodes: jax.Array) -> jax.Array:
+    """The table without int32[K] nodes; one past the end for none."""
+    at = look_up(cache.place, nodes, table.shape[0])
+    return table.at[at].set(DELETED, mode="drop")
 
-    The table is laid out anew when a quarter of its places are struck out.
-    """
-    at = jnp.where(gone, cache.place, cache.table.shape[0])
-    table = cache.table.at[at].set(DELETED, mode="drop")
-    deleted = cache.num_deleted + jnp.sum(gone, dtype=jnp.int32)
+
+def lay_out_when_worn(cache: PrefixCache) -> PrefixCache:
+    """The same tree; its table is laid out anew once a quarter of the places are struck out."""
     worn = jnp.int32(cache.table.shape[0] // 4)
 
     def lay_out(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -72,6 +72,6 @@ def strike_out(cache: PrefixCache, gone: jax.Array) -> PrefixCache:
         return anew.table, anew.place, anew.num_deleted
 
     # A loop that runs once or not at all: a branch would copy the table on its way through.
-    start = (table, cache.place, deleted)
+    start = (cache.table, cache.place, cache.num_deleted)
     table, place, deleted = jax.lax.while_loop(lambda c: c[2] > worn, lay_out, start)
     return replace(cache, table=table, place=place, num_deleted=deleted)

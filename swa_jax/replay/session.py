@@ -19,7 +19,7 @@ from swa_jax.replay.report import Run, as_dict, no_cache_reason
 from swa_jax.replay.trace import Trace
 
 STDOUT = "-"
-EVENT_SLICE_STEPS = 8  # a block stored and evicted between two looks is missed: some 1 in 100
+EVENT_SLICE_STEPS = 8  # a block stored and evicted between two looks is missed
 
 
 @dataclass(frozen=True)
