@@ -43,7 +43,7 @@ def _split(marks: jax.Array, key: jax.Array, k: jax.Array) -> jax.Array:
 
     def halve(bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
-        middle = low + ((high - low) >> 1)
+        middle = (low & high) + ((low ^ high) >> 1)  # high - low could pass int32
         enough = jnp.sum(marks & (key <= middle), dtype=jnp.int32) >= k
         return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
 
