@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import random
 
 import jax
@@ -291,6 +292,28 @@ def test_useless_tombstones_go_before_anything_good():
     assert world.evict(full=4) == (4, 0)
     assert world.match(A[:4]).length == 4
     world.verify()
+
+
+def test_pages_that_leave_in_several_blocks_leave_as_in_one(monkeypatch):
+    def walk():
+        world = World(swa.PoolConfig(26, 18, 1, 4))
+        world.put(A[:10])
+        world.put([*A[:5], 1, 2])
+        world.lock(world.put(B[:2]).node)
+        answers = [world.evict(swa_tokens=4), world.evict(full=5, swa_tokens=4)]
+        world.verify()
+        return world, answers, world.match(A[:10])
+
+    world, *right = walk()
+    compiled.cache_clear()
+    jax.clear_caches()
+    monkeypatch.setattr(importlib.import_module("swa_jax.prefix_cache.evict"), "_BLOCK", 3)
+    other, *got = walk()
+    compiled.cache_clear()
+    jax.clear_caches()
+    assert got == right
+    assert_bitwise_equal(other.cache, world.cache)
+    assert_bitwise_equal(other.state, world.state)
 
 
 @pytest.mark.parametrize("hash_bits", [32, 3, 0])

@@ -196,7 +196,9 @@ class PrefixMachine(RuleBasedStateMachine):
         request = self.pick(which)
         if request is None:
             return
-        length = max(len(request.tokens) - uncommitted, request.tree * self.page)
+        in_tree = request.tree * self.page
+        in_tree += bool(self.options.get("is_bigram")) if in_tree else 0
+        length = max(len(request.tokens) - uncommitted, in_tree)
         self.insert_both(request, length)
         self.give_up(request)
 

@@ -206,11 +206,11 @@ def test_an_eviction_without_tail_protection_is_seen(damage):
 
 
 def test_a_table_that_is_laid_out_with_evicted_nodes_is_seen(damage):
-    lay_out = _module("table").lay_out
+    lay_out = _module("table").lay_out_when_worn
 
     def with_all_that_ever_were(cache):
         everything = dataclasses.replace(cache, in_tree=cache.depth > 0)
         return dataclasses.replace(lay_out(everything), in_tree=cache.in_tree)
 
-    damage("table", "lay_out", with_all_that_ever_were)
+    damage("evict", "lay_out_when_worn", with_all_that_ever_were)
     _fails(calls.test_an_evicted_prefix_is_not_found_after_the_table_was_laid_out_anew)

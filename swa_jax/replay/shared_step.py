@@ -64,8 +64,11 @@ def _admit(config: LoopConfig, content: Content, shared: SharedWorld) -> SharedW
     def may_try(carry: tuple[SharedWorld, jax.Array]) -> jax.Array:
         shared, tried = carry
         world = shared.world
-        idle = jnp.any(~running(world.rows)) & ~jnp.any(_prefilling(world))
-        return ~tried & idle & jnp.any(world.waiting)
+        busy = running(world.rows)
+        idle = jnp.any(~busy) & ~jnp.any(_prefilling(world))
+        # What did not fit fits no better before some request is done.
+        changed = (world.tally.completed != shared.refused_at) | ~jnp.any(busy)
+        return ~tried & idle & changed & jnp.any(world.waiting)
 
     def attempt(carry: tuple[SharedWorld, jax.Array]) -> tuple[SharedWorld, jax.Array]:
         return _attempt(config, content, carry[0]), jnp.bool_(True)
@@ -107,6 +110,8 @@ def _attempt(config: LoopConfig, content: Content, shared: SharedWorld) -> Share
     shared = replace(
         shared, world=world, cache=cache, owned_from=put(shared.owned_from, match.length)
     )
+    done = jnp.where(fits, jnp.int32(-1), world.tally.completed)
+    shared = replace(shared, refused_at=done)
     shared = _note_hit(content, shared, request, match.length, fits, size)
     return with_receipt(shared, at, receipt)
 
@@ -184,8 +189,8 @@ def _evict_short(config: LoopConfig, shared: SharedWorld) -> SharedWorld:
     def make_room(carry: tuple[SharedWorld, jax.Array]) -> tuple[SharedWorld, jax.Array]:
         shared = carry[0]
         full, swa = short(shared)
-        more_full = jnp.int32(config.pool.full_pages // 64)
-        more_swa = jnp.int32(config.pool.swa_pages // 64)
+        more_full = jnp.int32(config.pool.full_pages // 16)
+        more_swa = jnp.int32(config.pool.swa_pages // 16)
         cache, allocator, gone = evict(
             shared.cache,
             shared.world.allocator,

@@ -30,7 +30,7 @@ class Reuse:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["world", "cache", "receipts", "owned_from", "seen", "reuse"],
+    data_fields=["world", "cache", "receipts", "owned_from", "seen", "refused_at", "reuse"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class SharedWorld:
     receipts: Receipt  # [R] the lock of each row
     owned_from: jax.Array  # int32[R] tokens of the row whose pages are the tree's
     seen: jax.Array  # bool[N] requests that were admitted once
+    refused_at: jax.Array  # int32[] requests done when one last did not fit, -1 for never
     reuse: Reuse
 
 
@@ -61,6 +62,7 @@ def new_shared_world(
         receipts=no_receipt(rows),
         owned_from=zeros(rows),
         seen=jnp.zeros(accepted.shape, bool),
+        refused_at=jnp.full((), -1, jnp.int32),
         reuse=Reuse(zeros(2), zeros(), zeros(), zeros()),
     )
 
