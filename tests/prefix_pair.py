@@ -54,7 +54,8 @@ class Probe(NamedTuple):
 
 
 def _probe(cache, state):
-    sizes = Sizes(
+    traced: Any = Sizes  # scalars of the device here, ints once they are fetched
+    sizes = traced(
         pc.full_evictable_size(cache),
         pc.swa_evictable_size(cache, state),
         pc.full_protected_size(cache),
@@ -214,7 +215,9 @@ class World:
             compiled("probe")(self.cache, self.state)
         )
         named = dict(zip(swa.faults(self.state), faults.tolist(), strict=True))
-        return Probe(laws, tree_laws, Sizes(*(int(s) for s in sizes)), tuple(map(int, left)), named)
+        return Probe(
+            laws, tree_laws, Sizes(*(int(s) for s in sizes)), (int(left[0]), int(left[1])), named
+        )
 
     @property
     def left(self) -> tuple[int, int]:

@@ -757,7 +757,7 @@ def test_host_values_of_the_wrong_kind_are_refused():
     with pytest.raises(ValueError, match="slots"):
         pc.insert(cache, state, [1, 2, 3], 3, [1, 2])
     with pytest.raises(ValueError, match="node"):
-        pc.lock(cache, state, [1])
+        pc.lock(cache, state, np.asarray([1]))
     with pytest.raises(ValueError, match="full_tokens"):
         pc.evict(cache, state, full_tokens=1.5)
 

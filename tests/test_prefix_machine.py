@@ -15,9 +15,10 @@ from prefix_pair import WIDTH, Taken, World
 import swa_jax as swa
 from swa_jax import prefix_cache as pc
 
-_digits = st.lists(st.integers(0, 1), min_size=1, max_size=8)
+_digits = st.lists(st.integers(0, 1), min_size=1, max_size=7)
+_few = st.lists(st.integers(0, 1), min_size=1, max_size=3)
 _which = st.integers(0, 7)
-_pages = st.integers(0, 4)
+_pages = st.integers(0, 2)
 
 
 @dataclasses.dataclass
@@ -143,7 +144,7 @@ class PrefixMachine(RuleBasedStateMachine):
             )
         )
 
-    @rule(which=_which, digits=_digits)
+    @rule(which=_which, digits=_few)
     def decode(self, which, digits):
         request = self.pick(which)
         if request is None:
@@ -202,10 +203,31 @@ class PrefixMachine(RuleBasedStateMachine):
         self.insert_both(request, length)
         self.give_up(request)
 
+    @rule(digits=_digits, odd=st.integers(0, 3), ns=st.integers(0, 1), leaves=st.booleans())
+    def serve(self, digits, odd, ns, leaves):
+        """A request from start to end, so that there is something to match."""
+        running = len(self.requests)
+        self.start(digits, odd, ns, all_of_it=True, priority=0)
+        if len(self.requests) > running:
+            if leaves:
+                self.leave_window(running)
+            self.finish(running, uncommitted=0)
+
+    @rule(digits=_digits, more=_few, leaves=st.booleans())
+    def come_back(self, digits, more, leaves):
+        """Two turns of one conversation."""
+        self.serve(digits, 0, 0, leaves)
+        self.serve([*digits, *more][:7], 0, 0, leaves)
+
     @rule(which=_which)
-    def abort(self, which):
+    def finish_all(self, which):
+        while self.requests:
+            self.finish(which, uncommitted=0)
+
+    @rule(which=_which, sure=st.integers(0, 3))
+    def abort(self, which, sure):
         request = self.pick(which)
-        if request is not None:
+        if request is not None and sure == 0:
             self.give_up(request)
 
     @rule(full=_pages, of_swa=_pages, odd=st.integers(0, 1))
@@ -249,11 +271,11 @@ class PrefixMachine(RuleBasedStateMachine):
 
 # Shrinking a walk of many steps takes minutes: look at the walk as it was found.
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
-STEPS = 25
+STEPS = 40
 TOKENS, SMALL, WIDE = (
-    swa.PoolConfig(24, 16, 1, 4),
-    swa.PoolConfig(48, 32, 4, 2),
-    swa.PoolConfig(48, 32, 4, 6),
+    swa.PoolConfig(28, 20, 1, 4),
+    swa.PoolConfig(96, 64, 4, 2),
+    swa.PoolConfig(112, 80, 4, 6),
 )
 KINDS = {
     "lru": (TOKENS, {}),

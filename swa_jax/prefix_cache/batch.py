@@ -14,9 +14,8 @@ from swa_jax.state import AllocatorState
 
 def _per_row(name: str, value: Ints | ArrayLike, rows: int) -> jax.Array:
     """int32[B]: one value for all rows, or one for each."""
-    if isinstance(value, int):
-        return jnp.full(rows, value, jnp.int32)
-    return as_int32(name, value, 1)
+    values = as_int32(name, value, None)
+    return values if values.ndim else jnp.full(rows, values)
 
 
 def match_prefix_batch(
