@@ -9,7 +9,7 @@ import numpy as np
 
 from swa_jax.grant import Grant
 from swa_jax.paging import look_up, page_of
-from swa_jax.state import NOBODY, PAD_PAGE, UNMAPPED, AllocatorState, PagePool
+from swa_jax.state import NOBODY, PAD_PAGE, UNMAPPED, AllocatorState, PagePool, init
 
 
 class InvariantError(AssertionError):
@@ -216,6 +216,7 @@ def check(state: AllocatorState) -> None:
     Raises:
       InvariantError: names each broken law, the pages concerned and the counts.
     """
+    _check_structure(state)
     if state.full.head.ndim:
         batch = jax.device_get(state)  # however it is laid out over devices
         for index in range(batch.full.head.shape[0]):
@@ -225,6 +226,23 @@ def check(state: AllocatorState) -> None:
     if broken:
         laws = "; ".join(f"{name} ({(LAWS[name].__doc__ or '').strip()})" for name in broken)
         raise InvariantError(f"broken: {laws}. {describe(state)}")
+
+
+def _check_structure(state: AllocatorState) -> None:
+    """Every array has the shape and type that its configuration gives it."""
+    right = jax.eval_shape(lambda: init(state.config))
+    batch = jnp.shape(state.full.head)
+    wanted = jax.tree_util.tree_leaves_with_path(right)
+    found = jax.tree.leaves(state)
+    if jax.tree.structure(state) != jax.tree.structure(right):
+        raise InvariantError(f"broken: the state has {len(found)} arrays, not {len(wanted)}")
+    for (path, want), leaf in zip(wanted, found, strict=True):
+        if jnp.shape(leaf) != batch + want.shape or leaf.dtype != want.dtype:
+            name = jax.tree_util.keystr(path)
+            raise InvariantError(
+                f"broken: {name} is {leaf.dtype}{list(jnp.shape(leaf))}, its configuration makes "
+                f"it {want.dtype}{list(batch + want.shape)}"
+            )
 
 
 def describe(state: AllocatorState, most: int = 8) -> str:

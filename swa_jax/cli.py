@@ -17,7 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (the process's own if None) and returns the exit code."""
     try:
         code = _run(argv)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is None where the process was started without one
+            sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:

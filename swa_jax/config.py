@@ -55,6 +55,11 @@ class PoolConfig:
             )
         if self.sliding_window is not None:
             window = _positive_int("sliding_window", self.sliding_window)
+            if window > MAX_SLOTS:
+                raise ValueError(
+                    f"sliding_window must be at most 2^31 - 1 tokens, got {window}; "
+                    "None is for models without a window"
+                )
             object.__setattr__(self, "sliding_window", window)
             self._check_one_window_fits()
         elif self.chunked:

@@ -157,7 +157,7 @@ def free_full(state: AllocatorState, slots: Ints) -> AllocatorState:
 @jax.jit
 def _free_full(state: AllocatorState, slots: jax.Array) -> AllocatorState:
     plan = plan_free_full(state, name_pages(state, slots))
-    return commit_free(state, plan, defer=state.group_open)
+    return commit_free(state, plan, defer=state.group_open, moves_swa=False)
 
 
 def free_swa_grouped(state: AllocatorState, slots: Ints) -> AllocatorState:

@@ -16,7 +16,9 @@ class LastPage:
 
     goes_on: jax.Array  # bool[B] the row's first new token goes into the page of last_loc
     page: jax.Array  # int32[B] that page; one past the end for other rows
+    filled: jax.Array  # int32[B] tokens that are in it
     has_swa: jax.Array  # bool[B] the page has an SWA side
+    absent: jax.Array  # bool[B] pure SWA: the last token was kept nowhere, there is no page yet
     lost: jax.Array  # bool[B] counts out_of_range
     crooked: jax.Array  # bool[B] counts misaligned
     scratch: jax.Array
@@ -44,7 +46,7 @@ def look_at_last_page(
     if size == 1:  # a page of one token is never partly filled
         off = jnp.zeros_like(goes_on)
         nothing = jnp.full_like(last_loc, outside)
-        return LastPage(off, nothing, off, off, off, state.scratch)
+        return LastPage(off, nothing, filled, off, off, off, off, state.scratch)
 
     end = jnp.int32(config.full_tokens + size)
     inside = goes_on & (last_loc >= jnp.int32(size)) & (last_loc < end)
@@ -52,10 +54,14 @@ def look_at_last_page(
     page = jnp.where(inside, page_of(slot, size), outside)
     has_swa = inside & (look_up(state.full_to_swa, page, UNMAPPED) != UNMAPPED)
     held = inside & ~look_up(state.full.free, page, True)
-    if config.pure_swa_pool:  # the one side there is must be live
-        held = held & has_swa
+    absent = jnp.zeros_like(held)
+    if config.pure_swa_pool:
+        held = held & has_swa  # the one side there is must be live
+        # A token before an SWA tail has slot 0, and so the row's next page starts half-way.
+        absent = goes_on & (last_loc >= 0) & (last_loc < jnp.int32(size))
     straight = held & (offset_of(slot, size) == filled - 1)
     page = jnp.where(straight, page, outside)
     first, _, scratch = first_places(state.scratch, page)
     crooked = held & ~(straight & first)
-    return LastPage(goes_on, page, has_swa, goes_on & ~held, crooked, scratch)
+    lost = goes_on & ~held & ~absent
+    return LastPage(goes_on, page, filled, has_swa, absent, lost, crooked, scratch)

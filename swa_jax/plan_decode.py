@@ -19,7 +19,7 @@ def plan_decode(
     bad = active & (seq_lens < 1)
     grows = active & ~bad
     last = look_at_last_page(state, seq_lens - 1, last_loc, grows)
-    needs_page = grows & ~last.goes_on
+    needs_page = grows & (~last.goes_on | last.absent)
     needs_swa = grows & ~last.has_swa
     # One pass counts everything: a decode step is made of such small things.
     marks = jnp.stack([needs_page, needs_swa, bad, last.lost, last.crooked])
@@ -30,7 +30,10 @@ def plan_decode(
     swa_pages = peek(state.swa, swa_rank)
     # A pure SWA row that goes on has its one side already, so both ranks agree.
     new_pages = swa_pages if config.pure_swa_pool else peek(state.full, full_rank)
-    slots = jnp.where(needs_page, new_pages * jnp.int32(config.page_size), last_loc + 1)
+    first = new_pages * jnp.int32(config.page_size)
+    if config.pure_swa_pool:
+        first = first + jnp.where(last.absent, last.filled, 0)
+    slots = jnp.where(needs_page, first, last_loc + 1)
     return make_plan(
         state,
         verdict,

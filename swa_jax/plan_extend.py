@@ -44,6 +44,8 @@ class Pieces:
     start: jax.Array  # int32[K] place of the first token among the batch's new tokens
     row_page: jax.Array  # int32[K] the page of last_loc, for a piece that goes on in it
     base: jax.Array  # int32[K] slot of the first token in `row_page`
+    lead: jax.Array  # int32[K] place of the first token in a page that this grant hands out
+    from_page: jax.Array  # bool[K] slots are those of such a page, if it gets one
     takes_full: jax.Array  # bool[K]
     full_rank: jax.Array  # int32[K] which of the granted full pages
     takes_swa: jax.Array  # bool[K]
@@ -120,6 +122,8 @@ def cut_pieces(
             start=of_row(starts[0]) + jnp.where(is_new, of_row(rows.fill) + number * size, 0),
             row_page=of_row(rows.last.page),
             base=of_row(last_loc) + 1,
+            lead=jnp.where(in_page, of_row(rows.last.filled), 0),
+            from_page=is_new | (in_page & (of_row(rows.last.absent.astype(jnp.int32)) > 0)),
             takes_full=is_new,
             full_rank=jnp.where(is_new, of_row(starts[2]) + number, 0),
             takes_swa=in_tail | (in_page & (revives > 0)),
@@ -134,8 +138,9 @@ def slots_of(pieces: Pieces, pages: jax.Array, page_size: int, capacity: int) ->
     """int32[capacity] slots of the batch's new tokens, from the full page of each piece."""
     if page_size == 1:  # every piece is a token
         return jnp.where(pieces.real, pages, PAD_SLOT)
-    first = jnp.where(pieces.takes_full, pages * jnp.int32(page_size), pieces.base)
-    has_slot = pieces.real & (~pieces.takes_full | (pages != PAD_PAGE))
+    granted = pages * jnp.int32(page_size) + pieces.lead
+    first = jnp.where(pieces.from_page, granted, pieces.base)
+    has_slot = pieces.real & (~pieces.from_page | (pages != PAD_PAGE))
     shift = jnp.where(has_slot, first - pieces.start, jnp.int32(_NO_SLOT))
     marks = jnp.zeros(capacity, bool)
     marks = marks.at[jnp.where(pieces.real, pieces.start, capacity)].set(True, mode="drop")
@@ -167,7 +172,7 @@ def plan_extend(
 
     swa_pages = peek(state.swa, pieces.swa_rank)
     if config.pure_swa_pool:  # one id for both sides; tokens before the tail have none
-        takes_full = pieces.takes_full & pieces.takes_swa
+        takes_full = pieces.takes_swa
         new_pages = jnp.where(takes_full, swa_pages, PAD_PAGE)
     else:
         takes_full = pieces.takes_full
@@ -183,7 +188,7 @@ def plan_extend(
         takes_full=takes_full,
         swa_pages=swa_pages,
         takes_swa=pieces.takes_swa,
-        map_pages=jnp.where(pieces.takes_full, new_pages, pieces.row_page),
+        map_pages=jnp.where(pieces.from_page, new_pages, pieces.row_page),
         num_full=num_full,
         num_swa=num_swa,
         faults=faults,

@@ -98,7 +98,7 @@ def plan_free(state: AllocatorState, named: NamedPages) -> FreePlan:
         full=held,
         swa=held & swa_held,
         swa_pages=swa_pages,
-        unmap=held,
+        unmap=held & (swa_pages != UNMAPPED),
         faults=faults,
     )
 
@@ -123,7 +123,7 @@ def plan_free_swa(
         full=jnp.zeros_like(held),
         swa=release,
         swa_pages=swa_pages,
-        unmap=held,
+        unmap=held & ~bare,
         faults=faults,
     )
 
@@ -177,26 +177,37 @@ def plan_free_swa_as_of(
 
 
 def commit_free(
-    state: AllocatorState, plan: FreePlan, *, defer: jax.Array | bool, moves_full: bool = True
+    state: AllocatorState,
+    plan: FreePlan,
+    *,
+    defer: jax.Array | bool,
+    moves_full: bool = True,
+    moves_swa: bool = True,
 ) -> AllocatorState:
     """Writes a plan: one scatter for each array.
+
+    What `unmap` names must have been found by reading the mapping, as all plans here do: the
+    compiler then writes after it has read and needs no copy of the whole mapping.
 
     Args:
       state: the state that the plan was made from.
       plan: what to release.
       defer: queue the pages instead of making them grantable.
       moves_full: False (static) where the plan releases no full page at all.
+      moves_swa: False (static) where it releases no SWA page and unmaps nothing.
     """
     full = state.full
     if moves_full and state.config.pure_swa_pool:
         full = mark(full, plan.full_pages, released=True)
     elif moves_full:
         full = give_back(full, plan.full_pages, defer)
+    after = replace(
+        state, full=full, faults=add_faults(state.faults, plan.faults), scratch=plan.scratch
+    )
+    if not moves_swa:
+        return after
     return replace(
-        state,
-        full=full,
+        after,
         swa=give_back(state.swa, plan.swa_pages, defer),
         full_to_swa=state.full_to_swa.at[plan.unmap].set(UNMAPPED, mode="drop"),
-        faults=add_faults(state.faults, plan.faults),
-        scratch=plan.scratch,
     )

@@ -103,6 +103,8 @@ def free_out_of_window(
     check_rows(req_to_token=table, seq_lens=lens, evicted_lens=evicted, active=rows)
     if kept is not None:
         check_rows(seq_lens=lens, insert_lens=kept)
+    if table.shape[1] == 0:
+        raise ValueError(f"req_to_token must have at least one column, got shape {table.shape}")
     size = state.config.page_size
     if stride not in (1, size):
         raise ValueError(f"stride must be 1 or the page size {size}, got {stride!r}")

@@ -1,6 +1,7 @@
 """What the compiler makes of a transition: in place, once a shape, on every platform."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +75,29 @@ def test_every_state_buffer_is_reused_when_donated(config, call, args):
     memory = module.memory_analysis()
     assert memory is not None
     assert memory.alias_size_in_bytes >= size
+
+
+LARGE = {
+    "page16": swa.PoolConfig(2**18, 2**17, 16, 64),
+    "page1": swa.PoolConfig(2**15, 2**14, 1, 64),
+    "pure": swa.PoolConfig.pure_swa(2**16, 16, 64),
+}
+# These two read the whole mapping once and say so.
+WHOLE = {"set_full_to_swa_mapping", "clear"}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in WHOLE])
+def test_no_transition_copies_an_array_of_the_pool(name, kind):
+    """A copy is what XLA adds where an array is read after it was written."""
+    config, (call, args) = LARGE[kind], CALLS[name]
+    if config.pure_swa_pool and name in TWO_POOLS:
+        pytest.skip("needs two pools")
+    state = state_of(config)
+    text = jax.jit(call, donate_argnums=0).lower(state, *args).compile().as_text()
+    sizes = {str(leaf.size) for leaf in jax.tree.leaves(state) if leaf.size > 1000}
+    copied = re.findall(r"\w+\[(\d+)\]\S* copy\(", text)
+    assert not sizes & set(copied)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])

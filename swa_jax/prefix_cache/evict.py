@@ -174,7 +174,7 @@ def _release(
     plan = FreePlan(
         full_pages=jnp.where(whole & ~look_up(state.full.free, page, True), page, no_full),
         swa_pages=jnp.where(held, swa, no_swa),
-        unmap=page,
+        unmap=jnp.where(swa != UNMAPPED, page, no_full),
         faults=jnp.zeros_like(state.faults),
         scratch=state.scratch,
     )

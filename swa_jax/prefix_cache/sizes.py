@@ -11,13 +11,15 @@ def _tokens(cache: PrefixCache, marks: jax.Array) -> jax.Array:
     return jnp.sum(marks, dtype=jnp.int32) * jnp.int32(cache.config.pool.page_size)
 
 
-def full_evictable_size(cache: PrefixCache) -> jax.Array:
-    """int32[] full tokens of pages that no lock holds."""
+def full_evictable_size(cache: PrefixCache, state: AllocatorState | None = None) -> jax.Array:
+    """int32[] full tokens of pages that no lock holds; `state` is not looked at."""
+    del state  # the four sizes are called alike
     return _tokens(cache, cache.in_tree & (cache.full_locks == 0))
 
 
-def full_protected_size(cache: PrefixCache) -> jax.Array:
-    """int32[] full tokens of locked pages."""
+def full_protected_size(cache: PrefixCache, state: AllocatorState | None = None) -> jax.Array:
+    """int32[] full tokens of locked pages; `state` is not looked at."""
+    del state
     return _tokens(cache, cache.in_tree & (cache.full_locks > 0))
 
 

@@ -1,11 +1,20 @@
 """Files that a long run writes at its end: checked before it, written whole or not at all."""
 
 import contextlib
+import errno
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def _resolved(name: str) -> Path:
+    """The file that a name stands for; a loop of links is an OSError in every Python."""
+    try:
+        return Path(name).resolve()
+    except RuntimeError as error:  # before Python 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from error
 
 
 class OutFile:
@@ -22,7 +31,7 @@ class OutFile:
         """`option` is what the user calls it, `name` the path given."""
         self.option, self.name = option, name
         with self._explained():
-            self.path = Path(name).resolve()  # a symbolic link stays; what it names is replaced
+            self.path = _resolved(name)  # a symbolic link stays; what it names is replaced
             self._check()
 
     def _check(self) -> None:
