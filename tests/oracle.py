@@ -227,7 +227,7 @@ class Oracle:
                 broken["bad_length"] += 1
                 continue
             total += row.grows
-            if not self._continues(row):
+            if not self._continues(row) or self._is_homeless(row):
                 continue
             page = row.last_loc // self.page
             if not self._is_live(page):
@@ -248,6 +248,10 @@ class Oracle:
 
     def _continues(self, row: Row) -> bool:
         return row.grows > 0 and row.prefix % self.page != 0
+
+    def _is_homeless(self, row: Row) -> bool:
+        """With one pool: the last token lies before a tail, was kept nowhere and has slot 0."""
+        return self.sizes.pure and 0 <= row.last_loc < self.page
 
     def _is_live(self, page: int) -> bool:
         """Whether a request may go on writing into this page. With one pool: KV still there."""
@@ -290,7 +294,11 @@ class Oracle:
         pages: dict[int, int] = {}  # place in the row -> full page
         if self._continues(row):
             pages[row.prefix // self.page] = row.last_loc // self.page
-        if repaired:
+        if repaired and self._is_homeless(row):
+            page = self.swa.take(1)[0]
+            pages[row.prefix // self.page] = self.map[page] = page
+            self.full.held.add(page)
+        elif repaired:
             self.map[row.last_loc // self.page] = self.swa.take(1)[0]
         for place in full:
             swa_page = self.swa.take(1)[0] if place in swa else 0

@@ -170,7 +170,9 @@ def test_law_02_a_row_goes_on_only_from_its_own_last_slot(sizes, n, off, absolut
         pair.snapshot().alloc_extend(Ask(n, n + 1, last)),
         pair.snapshot().alloc_extend_swa_tail(Ask(n, n + 1, last, 1)),
     ]
-    assert grants[0].ok == (last == slots[-1])
+    # With one pool, a slot of the padding page is a token that was kept nowhere.
+    nowhere = sizes.pure and 0 <= last < sizes.page_size
+    assert grants[0].ok == (last == slots[-1] or nowhere)
     two = pair.snapshot().alloc_extend(Ask(n, n + 1, slots[-1]), Ask(n, n + 1, slots[-1]))
     assert not two.ok
 
