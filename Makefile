@@ -76,6 +76,7 @@ $(BENCH): $(READY) pyproject.toml
 $(PEERS): $(READY) pyproject.toml
 	@echo "Installing the other allocators"
 	@$(PIP) install -e '.[peers]'
+	@$(PIP) install --no-deps sglang==0.5.23
 	@touch $@
 
 # The dev extra holds what the demo and the benchmarks need, so their stamps are due too.

@@ -76,7 +76,9 @@ def free_swa(
       owner: an earlier state to read ownership from (a snapshot barrier, the other answer to the
         group race). Released are the SWA pages that the slots had there, where the same full
         page has them still or where no full page maps to them now; a mapping is cleared only
-        where it still points there. Costs one pass over the mapping.
+        where it still points there. Costs one pass over the mapping. A page that was freed and
+        granted again in between, with the same SWA page, cannot be told apart: take the snapshot
+        where the group begins.
 
     Returns:
       The allocator after the call. The full pages stay held.

@@ -98,9 +98,10 @@ def free_out_of_window(
     table = as_int32("req_to_token", req_to_token, 2)
     lens = as_int32("seq_lens", seq_lens, 1)
     evicted = as_int32("evicted_lens", evicted_lens, 1)
+    check_rows(req_to_token=table, seq_lens=lens, evicted_lens=evicted)
     rows = jnp.ones(lens.shape, bool) if active is None else as_bool("active", active)
+    check_rows(seq_lens=lens, active=rows)
     kept = None if insert_lens is None else as_int32("insert_lens", insert_lens, 1)
-    check_rows(req_to_token=table, seq_lens=lens, evicted_lens=evicted, active=rows)
     if kept is not None:
         check_rows(seq_lens=lens, insert_lens=kept)
     if table.shape[1] == 0:
