@@ -20,10 +20,10 @@ DEV := $(VENV)/.installed-dev
 help: ## Say what each target does
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
 
-demo: $(DEMO) ## Replay a day of conversations against one GPU's memory
+demo: $(DEMO) ## Replay 1,000 requests of a real trace in 40 GiB of KV memory
 	$(BIN)/swa-jax replay mooncake-conversation --model gpt-oss-20b --hbm 40GiB
 
-test: $(DEV) ## Run the tests, the docstring examples and the notebooks
+test: $(DEV) ## Run the tests and the docstring examples
 	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --benchmark-disable --nbmake
 
 lint: $(DEV) ## Check style and formatting
@@ -40,7 +40,7 @@ format: $(DEV) ## Rewrite the sources in the project's format
 bench: $(BENCH) ## Time each transition
 	$(BIN)/python -m benchmarks.transitions
 
-peers: $(PEERS) ## Install the other allocators that tests and benchmarks compare with
+peers: $(PEERS) ## Install sglang's allocator, which the benchmarks compare with
 
 clean: ## Remove the environment, caches and build outputs
 	rm -rf $(VENV) build dist .benchmarks .hypothesis .pytest_cache .ruff_cache
