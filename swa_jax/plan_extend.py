@@ -16,7 +16,7 @@ from swa_jax.grant import GrantPlan, judge, make_plan
 from swa_jax.last_page import LastPage, look_at_last_page
 from swa_jax.paging import look_up, offset_of, page_of, pages_for, sum_exceeds
 from swa_jax.pool import peek
-from swa_jax.rank import exclusive_sum, rank, read_runs
+from swa_jax.rank import exclusive_sum, latest_mark, read_runs
 from swa_jax.state import PAD_PAGE, PAD_SLOT, AllocatorState
 
 _NO_PAGE = 2**31 - 1  # a page number that no tail reaches
@@ -144,9 +144,7 @@ def slots_of(pieces: Pieces, pages: jax.Array, page_size: int, capacity: int) ->
     shift = jnp.where(has_slot, first - pieces.start, jnp.int32(_NO_SLOT))
     marks = jnp.zeros(capacity, bool)
     marks = marks.at[jnp.where(pieces.real, pieces.start, capacity)].set(True, mode="drop")
-    before, _ = rank(marks)
-    nth = jnp.maximum(before + marks.astype(jnp.int32) - 1, 0)
-    of_token = look_up(shift, nth, _NO_SLOT)
+    of_token = look_up(shift, latest_mark(marks), _NO_SLOT)
     token = jnp.arange(capacity, dtype=jnp.int32)
     return jnp.where(of_token == jnp.int32(_NO_SLOT), PAD_SLOT, of_token + token)
 

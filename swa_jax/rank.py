@@ -65,6 +65,12 @@ def rank(marks: jax.Array) -> tuple[jax.Array, jax.Array]:
     return of_place[0], total[0]
 
 
+def latest_mark(marks: jax.Array) -> jax.Array:
+    """For bool[N]: int32[N] the number of the last mark up to each place, from 0; 0 before all."""
+    before, _ = rank(marks)
+    return jnp.maximum(before + marks.astype(jnp.int32) - 1, 0)
+
+
 @dataclass(frozen=True)
 class Runs:
     """A concatenation of runs, read place by place."""
@@ -93,9 +99,7 @@ def read_runs(lengths: jax.Array, places: int, start: jax.Array | None = None) -
     )
     # The r-th mark is where the r-th run that is not empty begins.
     marks = jnp.zeros(places, bool).at[jnp.where(some, start, places)].set(True, mode="drop")
-    before, _ = rank(marks)
-    latest = jnp.maximum(before + marks.astype(jnp.int32) - 1, 0)
-    run = filled.at[latest].get(mode="fill", fill_value=0)
+    run = filled.at[latest_mark(marks)].get(mode="fill", fill_value=0)
     place = jnp.arange(places, dtype=jnp.int32)
     within = place - start.at[run].get(mode="fill", fill_value=0)
     return Runs(run, within, start, place < start[-1] + lengths[-1])

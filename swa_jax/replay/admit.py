@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.paging import pages_for
-from swa_jax.replay.world import LoopConfig, Rows, World, free_pages, running
+from swa_jax.replay.world import LoopConfig, Rows, World, free_pages, prefilling, running
 
 
 def most_swa_pages(config: LoopConfig, tokens: jax.Array) -> jax.Array:
@@ -25,7 +25,7 @@ def most_swa_pages(config: LoopConfig, tokens: jax.Array) -> jax.Array:
 def promised_pages(config: LoopConfig, rows: Rows) -> tuple[jax.Array, jax.Array]:
     """int32[] full and SWA pages that rows in prefill were admitted for and do not hold yet."""
     size = config.pool.page_size
-    open_rows = running(rows) & (rows.length < rows.prefill)
+    open_rows = prefilling(rows)
     held = pages_for(rows.length, size)
     full = jnp.where(open_rows, pages_for(rows.prefill, size) - held, 0)
     held_swa = held - pages_for(rows.evicted, size)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from swa_jax.allocator import alloc_extend
 from swa_jax.paging import look_up, offset_of, page_of, pages_for
 from swa_jax.rank import exclusive_sum, read_runs
-from swa_jax.replay.world import LoopConfig, Rows, World, free_pages, running
+from swa_jax.replay.world import LoopConfig, Rows, World, free_pages, prefilling, running
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ def _share(config: LoopConfig, rows: Rows, pages: jax.Array) -> jax.Array:
     A row that the pages do not reach takes what they hold: a chunk shrinks, it is not refused.
     """
     size, chunk = config.pool.page_size, jnp.int32(config.chunk_tokens)
-    prefilling = running(rows) & (rows.length < rows.prefill)
-    order = jnp.argsort(jnp.where(prefilling, rows.request, jnp.int32(2**31 - 1)))
+    unfinished = prefilling(rows)
+    order = jnp.argsort(jnp.where(unfinished, rows.request, jnp.int32(2**31 - 1)))
     length = rows.length[order]
-    left = jnp.where(prefilling, rows.prefill - rows.length, 0)[order]
+    left = jnp.where(unfinished, rows.prefill - rows.length, 0)[order]
     want = jnp.minimum(chunk - _sum_before(left, chunk), left)
 
     need = pages_for(length + want, size) - pages_for(length, size)

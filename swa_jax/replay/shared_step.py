@@ -11,7 +11,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from swa_jax.paging import pages_for
+from swa_jax.paging import floor_to_page, pages_for
 from swa_jax.prefix_cache import (
     evict,
     full_evictable_size,
@@ -32,9 +32,9 @@ from swa_jax.replay.shared_world import (
     receipt_of,
     with_receipt,
 )
-from swa_jax.replay.step import count
+from swa_jax.replay.step import count, is_stuck, more_than_one, unfinished
 from swa_jax.replay.step import evict as leave_window
-from swa_jax.replay.world import Load, LoopConfig, World, free_pages, running
+from swa_jax.replay.world import Load, LoopConfig, World, free_pages, prefilling, running
 from swa_jax.window import frontier
 
 _PART = 2**20
@@ -53,11 +53,6 @@ def _finish(config: LoopConfig, load: Load, content: Content, shared: SharedWorl
     return jax.lax.while_loop(lambda s: jnp.any(is_done(load, s.world.rows)), one, shared)
 
 
-def _prefilling(world: World) -> jax.Array:
-    """bool[R] rows whose prompt is not all computed."""
-    return running(world.rows) & (world.rows.length < world.rows.prefill)
-
-
 def _admit(config: LoopConfig, content: Content, shared: SharedWorld) -> SharedWorld:
     """Takes in the oldest waiting request, on top of what the tree has of it, if it fits."""
 
@@ -65,7 +60,7 @@ def _admit(config: LoopConfig, content: Content, shared: SharedWorld) -> SharedW
         shared, tried = carry
         world = shared.world
         busy = running(world.rows)
-        idle = jnp.any(~busy) & ~jnp.any(_prefilling(world))
+        idle = jnp.any(~busy) & ~jnp.any(prefilling(world.rows))
         # What did not fit fits no better before some request is done.
         changed = (world.tally.completed != shared.refused_at) | ~jnp.any(busy)
         return ~tried & idle & changed & jnp.any(world.waiting)
@@ -149,8 +144,7 @@ def _note_hit(
     cached = jnp.minimum(cached, length)
     step = jnp.int32(content.block_tokens)
     end = (jnp.arange(content.blocks.shape[1], dtype=jnp.int32) + 1) * step
-    usable = jnp.minimum(end, length - 1)
-    usable = usable - jax.lax.rem(usable, jnp.int32(size))
+    usable = floor_to_page(jnp.minimum(end, length - 1), size)
     hit = (end - step < length) & (usable <= cached) & (usable > end - step)
     tokens = jnp.where(first, cached, 0)
     total = shared.reuse.hit_tokens + jnp.stack([jnp.int32(0), tokens])
@@ -166,8 +160,7 @@ def _wanted(config: LoopConfig, world: World) -> jax.Array:
     """int32[] pages of each kind that this step takes if it can have them."""
     size = config.pool.page_size
     rows = world.rows
-    prefilling = _prefilling(world)
-    left = jnp.where(prefilling, rows.prefill - rows.length, 0)
+    left = jnp.where(prefilling(rows), rows.prefill - rows.length, 0)
     chunk = jnp.minimum(left, jnp.int32(config.chunk_tokens))
     need = pages_for(rows.length + chunk, size) - pages_for(rows.length, size)
     return decode_demand(config, world).pages + jnp.sum(need, dtype=jnp.int32)
@@ -210,10 +203,8 @@ def _evict_short(config: LoopConfig, shared: SharedWorld) -> SharedWorld:
 
 
 def _stuck(config: LoopConfig, world: World) -> jax.Array:
-    """bool[] the decoding rows cannot all go on, or nothing at all can."""
-    demand = decode_demand(config, world)
-    idle = jnp.sum(plan_growth(config, world, demand), dtype=jnp.int32) == 0
-    return jnp.any(running(world.rows)) & (~demand.fits | idle)
+    """bool[] rows run and are stuck: with none there is nothing to make room for."""
+    return jnp.any(running(world.rows)) & is_stuck(config, world)
 
 
 def _release_passed(config: LoopConfig, shared: SharedWorld) -> SharedWorld:
@@ -244,8 +235,8 @@ def _make_room(config: LoopConfig, shared: SharedWorld) -> SharedWorld:
 
     shared = jax.lax.while_loop(retry, release, (shared, jnp.bool_(True)))[0]
 
-    def more_than_one(shared: SharedWorld) -> jax.Array:
-        return jnp.sum(running(shared.world.rows), dtype=jnp.int32) > 1
+    def must_retract(shared: SharedWorld) -> jax.Array:
+        return some_left(shared) & more_than_one(shared.world.rows)
 
     def back(shared: SharedWorld) -> SharedWorld:
         row = newest_row(shared.world.rows)
@@ -253,7 +244,7 @@ def _make_room(config: LoopConfig, shared: SharedWorld) -> SharedWorld:
         shared = leave_tree(replace(shared, world=world), row)
         return _evict_short(config, shared)
 
-    return jax.lax.while_loop(lambda s: some_left(s) & more_than_one(s), back, shared)
+    return jax.lax.while_loop(must_retract, back, shared)
 
 
 def _take_over(
@@ -289,7 +280,7 @@ def shared_step(
 
 def shared_unfinished(shared: SharedWorld) -> jax.Array:
     """bool[] something waits or runs."""
-    return jnp.any(shared.world.waiting) | jnp.any(running(shared.world.rows))
+    return unfinished(shared.world)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=4)

@@ -13,7 +13,7 @@ from swa_jax.paging import pages_for
 from swa_jax.replay.admit import admit
 from swa_jax.replay.grow import decode_demand, grow, plan_growth
 from swa_jax.replay.release import finish, newest_row, retract
-from swa_jax.replay.world import Load, LoopConfig, World, held_pages, running
+from swa_jax.replay.world import Load, LoopConfig, Rows, World, held_pages, running
 from swa_jax.window import free_out_of_window, frontier
 
 
@@ -56,19 +56,28 @@ def _evict(world: World, table: jax.Array, which: jax.Array, max_pages: int) -> 
     return replace(world, allocator=allocator, rows=rows)
 
 
+def more_than_one(rows: Rows) -> jax.Array:
+    """bool[] the newest row is not the oldest, so one can be sent back."""
+    return jnp.sum(running(rows), dtype=jnp.int32) > 1
+
+
+def is_stuck(config: LoopConfig, world: World) -> jax.Array:
+    """bool[] the decoding rows cannot all go on, or no row at all can."""
+    demand = decode_demand(config, world)
+    idle = jnp.sum(plan_growth(config, world, demand), dtype=jnp.int32) == 0
+    return ~demand.fits | idle
+
+
 def make_room(config: LoopConfig, world: World) -> tuple[World, jax.Array]:
     """Retracts the newest requests until this step can do something; int32[R] tokens to add."""
 
-    def stuck(world: World) -> jax.Array:
-        demand = decode_demand(config, world)
-        idle = jnp.sum(plan_growth(config, world, demand), dtype=jnp.int32) == 0
-        some = jnp.sum(running(world.rows), dtype=jnp.int32)
-        return (some > 1) & (~demand.fits | idle)
+    def must_retract(world: World) -> jax.Array:
+        return more_than_one(world.rows) & is_stuck(config, world)
 
     def back(world: World) -> World:
         return retract(config, world, newest_row(world.rows))
 
-    world = jax.lax.while_loop(stuck, back, world)
+    world = jax.lax.while_loop(must_retract, back, world)
     return world, plan_growth(config, world, decode_demand(config, world))
 
 

@@ -134,6 +134,11 @@ def running(rows: Rows) -> jax.Array:
     return rows.request != NO_REQUEST
 
 
+def prefilling(rows: Rows) -> jax.Array:
+    """bool[R] rows whose prompt is not all computed."""
+    return running(rows) & (rows.length < rows.prefill)
+
+
 def held_pages(allocator: AllocatorState) -> tuple[jax.Array, jax.Array]:
     """int32[] full and SWA pages that are neither free nor pending."""
     config = allocator.config
