@@ -59,7 +59,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     args = parser.parse_args(argv)
     trace, model = load_trace(args.trace, limit=args.limit), get_model("gpt-oss-20b")
-    sizes = plan_pools(model, args.hbm, args.page_size, max_running=256, chunk_tokens=8192)
+    sizes = plan_pools(
+        model, args.hbm, args.page_size, max_running=256, chunk_tokens=8192, prefix_cache=True
+    )
     pool = PoolConfig(sizes.full_tokens, sizes.swa_tokens, args.page_size, model.past_window)
     middle, rows = len(trace) // 2, []
     for name, half in (

@@ -137,6 +137,8 @@ def replay(
         if events_file is not None:
             settings = replace(settings, slice_steps=EVENT_SLICE_STEPS)
         known = get_model(model)
+        outputs = checked_outputs(trace, json_file, plot_file, events_file)
+        requests = load_trace(trace, limit)
         pool = pool_from_options(
             known,
             hbm=hbm,
@@ -145,9 +147,8 @@ def replay(
             page_size=page_size,
             max_running=max_running,
             chunk_tokens=chunk_tokens,
+            prefix_cache=settings.prefix_cache and requests.hash_ids is not None,
         )
-        outputs = checked_outputs(trace, json_file, plot_file, events_file)
-        requests = load_trace(trace, limit)
         if events_file is not None:
             check_events(requests, pool, settings)
         wants_bar = sys.stderr.isatty() and not (quiet or no_progress)

@@ -20,6 +20,7 @@ from swa_jax.models import (
     swa_pages_needed,
     window_pages,
 )
+from swa_jax.models.planning import CACHED_SHARE
 
 # (full layers, SWA layers, KV heads, head size, window), counted by hand from the sources.
 EXPECTED = {
@@ -159,15 +160,18 @@ def test_the_smallest_window_fits_the_pool_configuration():
     page=st.sampled_from([1, 4, 16, 48, 64, 256]),
     running=st.integers(1, 4096),
     chunk=st.integers(1, 65_536),
+    cache=st.booleans(),
 )
-def test_plan_pools_keeps_its_promises(model, budget, page, running, chunk):
+def test_plan_pools_keeps_its_promises(model, budget, page, running, chunk, cache):
     full, swa = model.full_bytes_per_token * page, model.swa_bytes_per_token * page
     least = window_pages(model, page)
     if budget < (least + 1) * (full + swa):
         with pytest.raises(ValueError, match="cannot hold one window"):
             plan_pools(model, budget, page, max_running=running, chunk_tokens=chunk)
         return
-    sizes = plan_pools(model, budget, page, max_running=running, chunk_tokens=chunk)
+    sizes = plan_pools(
+        model, budget, page, max_running=running, chunk_tokens=chunk, prefix_cache=cache
+    )
     full_pages, swa_pages = sizes.full_tokens // page, sizes.swa_tokens // page
     assert (full_pages * page, swa_pages * page) == (sizes.full_tokens, sizes.swa_tokens)
     assert full_pages >= swa_pages >= least
@@ -177,6 +181,8 @@ def test_plan_pools_keeps_its_promises(model, budget, page, running, chunk):
         PoolConfig.pure_swa(sizes.swa_tokens, page, model.sliding_window)
     else:
         wanted = swa_pages_needed(model, page, running, chunk)
+        if cache and budget > (wanted + 1) * swa:
+            wanted += (budget - (wanted + 1) * swa) // CACHED_SHARE // swa
         # Short of that, the pools are even, but for full pages that fit beside no SWA page.
         assert swa_pages == wanted or full_pages - swa_pages <= -(-swa // full)
         PoolConfig(
@@ -197,6 +203,15 @@ def test_plan_pools_by_hand():
     pure = plan_pools(SMALL_PURE, 10_000, 4, max_running=2, chunk_tokens=10)
     assert pure.full_tokens == pure.swa_tokens == (10_000 // 256 - 1) * 4
     assert pure.kv_bytes == 10_000 // 256 * 256
+
+
+def test_a_prefix_cache_gets_a_share_for_its_windows():
+    # As above: 9 SWA pages for running requests. A sixteenth of the other bytes is 2.6 SWA pages.
+    share = (10_000 - 10 * 192) // 16 // 192
+    sizes = plan_pools(SMALL, 10_000, 4, max_running=2, chunk_tokens=10, prefix_cache=True)
+    assert sizes.swa_tokens == (9 + share) * 4
+    assert share == 2
+    assert sizes.full_tokens == ((10_000 - 12 * 192) // 64 - 1) * 4
 
 
 def test_recycling_saves_most_of_the_memory():

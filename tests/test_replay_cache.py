@@ -9,6 +9,7 @@ from host_lru import HostLru
 import swa_jax as swa
 from swa_jax.models import get_model
 from swa_jax.replay.driver import ReplaySettings, run_replay
+from swa_jax.replay.pool_options import pool_from_options
 from swa_jax.replay.trace import load_trace
 
 MODEL = get_model("gpt-oss-20b")
@@ -112,3 +113,26 @@ def test_requests_that_fill_the_pool_are_retracted_and_still_finish():
     assert result.completed == 12
     assert (result.leaked_full_pages, result.leaked_swa_pages) == (0, 0)
     assert not any(result.faults.values())
+
+
+def test_real_sizes_under_load_hit_at_least_what_a_host_cache_with_all_memory_to_itself_hits():
+    # 40 GiB as the command shares it out. The host serves one request at a time, so nothing of its
+    # memory is held by requests that run; here up to 256 run at once.
+    trace = load_trace("mooncake-conversation")
+    pool = pool_from_options(
+        MODEL,
+        hbm="40GiB",
+        full_tokens=None,
+        swa_tokens=None,
+        page_size=PAGE,
+        max_running=256,
+        chunk_tokens=8192,
+        prefix_cache=True,
+    )
+    result = run_replay(trace, MODEL, pool, ReplaySettings())
+    host = HostLru(pool.full_pages, pool.swa_pages, -(-MODEL.past_window // PAGE))
+    hits = sum(host.serve(page_keys(trace, index)) for index in range(len(trace)))
+    assert result.completed == len(trace)
+    assert result.peak_running > 64
+    assert result.reuse.evicted_full_pages > 0
+    assert result.reuse.hit_tokens >= hits * PAGE > 0

@@ -27,6 +27,7 @@ def pool_from_options(
     page_size: int,
     max_running: int,
     chunk_tokens: int,
+    prefix_cache: bool = False,
 ) -> PoolConfig:
     """The pools for `model`; without any size those that `DEFAULT_HBM` has room for.
 
@@ -44,6 +45,7 @@ def pool_from_options(
                 page_size,
                 max_running=max_running,
                 chunk_tokens=chunk_tokens,
+                prefix_cache=prefix_cache,
             )
         except ValueError as error:
             raise ValueError(f"--hbm {budget}: {error}") from None
