@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from swa_jax.config import PoolConfig
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.inputs import Ints, as_bool, as_int32, check_rows
-from swa_jax.paging import floor_to_page, offset_of
+from swa_jax.paging import floor_to_page, offset_of, pages_for
 from swa_jax.plan_free import commit_free, name_pages, plan_free_swa
 from swa_jax.state import PAD_SLOT, AllocatorState
 
@@ -54,6 +54,14 @@ def _dead_below(config: PoolConfig, tokens: jax.Array) -> jax.Array:
     if config.chunked:
         return tokens - jax.lax.rem(tokens, window)
     return jnp.maximum(tokens - window, 0)
+
+
+def most_swa_pages(config: PoolConfig, tokens: jax.Array) -> jax.Array:
+    """SWA pages that a request of int32[...] tokens can hold at once when it recycles them."""
+    pages = pages_for(tokens, config.page_size)
+    if config.sliding_window is None:
+        return pages
+    return jnp.minimum(pages, jnp.int32(config.min_swa_pages))
 
 
 def free_out_of_window(

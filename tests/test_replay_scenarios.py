@@ -13,8 +13,9 @@ from replay_record import History, Load, Shape, recorder
 
 import swa_jax as swa
 from swa_jax.replay import world as worlds
-from swa_jax.replay.admit import admit, most_swa_pages, promised_pages
+from swa_jax.replay.admit import admit, promised_pages
 from swa_jax.replay.grow import decode_demand, grow, plan_growth
+from swa_jax.window import most_swa_pages
 
 
 def free_after_steps(shape: Shape, history: History) -> list[tuple[int, int]]:
@@ -61,7 +62,7 @@ def test_b51_sizing_and_admission_use_one_bound():
     one = recorder(shape, 120)(Load([100, 1], [1, 1], frozenset({1})))
     check_all(shape, one)
     assert int(one.last.tally.peak_swa) * 4 == 16
-    assert int(most_swa_pages(shape.config, jnp.int32(100))) * 4 == 12
+    assert int(most_swa_pages(shape.config.pool, jnp.int32(100))) * 4 == 12
     assert one.lengths[:-1] == [{0: min(8 * step, 100)} for step in range(1, 14)]
     both = recorder(shape, 120)(Load([100, 100], [1, 1]))
     check_all(shape, both)

@@ -10,16 +10,10 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
+from swa_jax.counts import free_pages
 from swa_jax.paging import pages_for
-from swa_jax.replay.world import LoopConfig, Rows, World, free_pages, prefilling, running
-
-
-def most_swa_pages(config: LoopConfig, tokens: jax.Array) -> jax.Array:
-    """SWA pages that a request of `tokens` tokens can hold at once when it recycles them."""
-    pages = pages_for(tokens, config.pool.page_size)
-    if config.pool.sliding_window is None:
-        return pages
-    return jnp.minimum(pages, jnp.int32(config.pool.min_swa_pages))
+from swa_jax.replay.world import LoopConfig, Rows, World, prefilling, running
+from swa_jax.window import most_swa_pages
 
 
 def promised_pages(config: LoopConfig, rows: Rows) -> tuple[jax.Array, jax.Array]:
@@ -29,7 +23,7 @@ def promised_pages(config: LoopConfig, rows: Rows) -> tuple[jax.Array, jax.Array
     held = pages_for(rows.length, size)
     full = jnp.where(open_rows, pages_for(rows.prefill, size) - held, 0)
     held_swa = held - pages_for(rows.evicted, size)
-    swa = jnp.where(open_rows, most_swa_pages(config, rows.prefill) - held_swa, 0)
+    swa = jnp.where(open_rows, most_swa_pages(config.pool, rows.prefill) - held_swa, 0)
     return jnp.sum(full, dtype=jnp.int32), jnp.sum(jnp.maximum(swa, 0), dtype=jnp.int32)
 
 
@@ -40,7 +34,7 @@ def _fits(config: LoopConfig, world: World, request: jax.Array) -> jax.Array:
     full_free, swa_free = free_pages(world.allocator)
     full_promised, swa_promised = promised_pages(config, rows)
     count = jnp.sum(running(rows), dtype=jnp.int32)
-    swa_need = most_swa_pages(config, tokens)
+    swa_need = most_swa_pages(config.pool, tokens)
     full_need = pages_for(tokens, config.pool.page_size)
     if config.pool.pure_swa_pool:
         full_need, full_promised = swa_need, swa_promised

@@ -11,6 +11,7 @@ import numpy as np
 
 from swa_jax.check import check
 from swa_jax.config import PoolConfig
+from swa_jax.counts import held_pages
 from swa_jax.models import ModelConfig
 from swa_jax.prefix_cache import POLICIES
 from swa_jax.replay.content import content_of
@@ -24,7 +25,7 @@ from swa_jax.replay.engine import (
     shared_engine,
 )
 from swa_jax.replay.trace import Trace
-from swa_jax.replay.world import Load, LoopConfig, World, held_pages, running
+from swa_jax.replay.world import Load, LoopConfig, World, running
 from swa_jax.state import faults
 
 

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax import prefix_cache
+from swa_jax.counts import held_pages
 from swa_jax.replay.content import Content
 from swa_jax.replay.shared_step import run_shared_steps, shared_unfinished
 from swa_jax.replay.shared_world import SharedWorld, new_shared_world
 from swa_jax.replay.step import run_steps, unfinished
-from swa_jax.replay.world import Load, LoopConfig, World, held_pages, new_world
+from swa_jax.replay.world import Load, LoopConfig, World, new_world
 from swa_jax.state import UNMAPPED
 
 Carry = Any  # World or SharedWorld: the loop's own business

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.allocator import alloc_extend
+from swa_jax.counts import free_pages
 from swa_jax.paging import look_up, offset_of, page_of, pages_for
 from swa_jax.rank import exclusive_sum, read_runs
-from swa_jax.replay.world import LoopConfig, Rows, World, free_pages, prefilling, running
+from swa_jax.replay.world import LoopConfig, Rows, World, prefilling, running
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
+from swa_jax.counts import free_pages
 from swa_jax.paging import floor_to_page, pages_for
 from swa_jax.prefix_cache import (
     evict,
@@ -21,7 +22,6 @@ from swa_jax.prefix_cache import (
     swa_evictable_size,
     unlock,
 )
-from swa_jax.replay.admit import most_swa_pages
 from swa_jax.replay.content import Content, request_tokens
 from swa_jax.replay.grow import decode_demand, grow, plan_growth
 from swa_jax.replay.release import is_done, newest_row, retract, vacate
@@ -34,8 +34,8 @@ from swa_jax.replay.shared_world import (
 )
 from swa_jax.replay.step import count, is_stuck, more_than_one, unfinished
 from swa_jax.replay.step import evict as leave_window
-from swa_jax.replay.world import Load, LoopConfig, World, free_pages, prefilling, running
-from swa_jax.window import frontier
+from swa_jax.replay.world import Load, LoopConfig, World, prefilling, running
+from swa_jax.window import frontier, most_swa_pages
 
 _PART = 2**20
 
@@ -122,7 +122,7 @@ def _fits(
     swa_free = swa_free + jax.lax.div(swa_evictable_size(cache, world.allocator), size)
     rows = jnp.sum(running(world.rows), dtype=jnp.int32)
     full_need = pages_for(target, config.pool.page_size) - jax.lax.div(cached, size)
-    swa_need = jnp.minimum(most_swa_pages(config, target), full_need)
+    swa_need = jnp.minimum(most_swa_pages(config.pool, target), full_need)
     fits = (full_need <= full_free - rows) & (swa_need <= swa_free - rows)
     return fits | (rows == 0)
 

@@ -9,51 +9,27 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
+from swa_jax.counts import held_pages
+from swa_jax.leave_windows import leave_windows
 from swa_jax.paging import pages_for
 from swa_jax.replay.admit import admit
 from swa_jax.replay.grow import decode_demand, grow, plan_growth
 from swa_jax.replay.release import finish, newest_row, retract
-from swa_jax.replay.world import Load, LoopConfig, Rows, World, held_pages, running
-from swa_jax.window import free_out_of_window, frontier
+from swa_jax.replay.world import Load, LoopConfig, Rows, World, running
 
 
 def evict(config: LoopConfig, world: World) -> World:
-    """Gives back every SWA page that has left its row's window.
-
-    A decoding row has at most one; rows that took a chunk have more and are done one by one, so
-    that the cost follows the pages and not rows times chunk.
-    """
-    if config.pool.sliding_window is None:
-        return world
-    size = config.pool.page_size
-    world = _evict(world, world.rows.table, jnp.arange(config.max_running, dtype=jnp.int32), 1)
-
-    def backlog(world: World) -> jax.Array:
-        rows = world.rows
-        behind = frontier(config.pool, rows.length) - rows.evicted
-        return jnp.where(running(rows), behind, 0)
-
-    def one(world: World) -> World:
-        row = jnp.argmax(backlog(world)).astype(jnp.int32)
-        table = jax.lax.dynamic_slice_in_dim(world.rows.table, row, 1)
-        return _evict(world, table, row[None], config.step_pages)
-
-    return jax.lax.while_loop(lambda w: jnp.max(backlog(w)) >= jnp.int32(size), one, world)
-
-
-def _evict(world: World, table: jax.Array, which: jax.Array, max_pages: int) -> World:
+    """Gives back every SWA page that has left its row's window."""
     rows = world.rows
-    allocator, evicted = free_out_of_window(
+    allocator, evicted = leave_windows(
         world.allocator,
-        table,
-        rows.length[which],
-        rows.evicted[which],
-        active=running(rows)[which],
-        max_pages=max_pages,
-        stride=world.allocator.config.page_size,
+        rows.table,
+        rows.length,
+        rows.evicted,
+        running(rows),
+        step_pages=config.step_pages,
     )
-    rows = replace(rows, evicted=rows.evicted.at[which].set(evicted, mode="drop"))
-    return replace(world, allocator=allocator, rows=rows)
+    return replace(world, allocator=allocator, rows=replace(rows, evicted=evicted))
 
 
 def more_than_one(rows: Rows) -> jax.Array:

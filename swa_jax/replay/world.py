@@ -137,19 +137,3 @@ def running(rows: Rows) -> jax.Array:
 def prefilling(rows: Rows) -> jax.Array:
     """bool[R] rows whose prompt is not all computed."""
     return running(rows) & (rows.length < rows.prefill)
-
-
-def held_pages(allocator: AllocatorState) -> tuple[jax.Array, jax.Array]:
-    """int32[] full and SWA pages that are neither free nor pending."""
-    config = allocator.config
-    swa = jnp.int32(config.swa_pages) - allocator.swa.num_free - allocator.swa.num_pending
-    if config.pure_swa_pool:
-        return swa, swa
-    full = allocator.full
-    return jnp.int32(config.full_pages) - full.num_free - full.num_pending, swa
-
-
-def free_pages(allocator: AllocatorState) -> tuple[jax.Array, jax.Array]:
-    """int32[] full and SWA pages that can be granted."""
-    swa = allocator.swa.num_free
-    return (swa if allocator.config.pure_swa_pool else allocator.full.num_free), swa
