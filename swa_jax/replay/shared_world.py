@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from swa_jax.paging import pages_for
-from swa_jax.prefix_cache import PrefixCache, Receipt, init, insert, lock, no_receipt, unlock
-from swa_jax.prefix_cache.match import path_slots
+from swa_jax.prefix_cache import PrefixCache, Receipt, init, no_receipt, own, unlock
 from swa_jax.replay.content import Content, request_tokens
 from swa_jax.replay.world import Load, LoopConfig, World, new_world
 
@@ -85,29 +83,29 @@ def give_to_tree(
     config: LoopConfig, content: Content, shared: SharedWorld, row: jax.Array
 ) -> SharedWorld:
     """Inserts what a row holds, running or done, and moves its lock to the new end."""
-    size, room = config.pool.page_size, config.table_pages * config.pool.page_size
+    room = config.table_pages * config.pool.page_size
     world, rows = shared.world, shared.world.rows
-    length = rows.length[row]
-    tokens = request_tokens(content, rows.request[row], room)
-    held = pages_for(length, size)
-    slots = path_slots(jax.lax.div(rows.table[row], jnp.int32(size)), held, size, room)
-    cache, allocator, inserted = insert(shared.cache, world.allocator, tokens, length, slots)
-    cache, receipt = lock(cache, allocator, inserted.node)
-    cache = unlock(cache, receipt_of(shared, row))
-    last = inserted.slots[jnp.maximum(length - 1, 0)]
+    cache, allocator, holding = own.give_to_tree(
+        shared.cache,
+        world.allocator,
+        request_tokens(content, rows.request[row], room),
+        rows.length[row],
+        rows.table[row],
+        receipt_of(shared, row),
+    )
     rows = replace(
         rows,
-        table=rows.table.at[row].set(inserted.slots[::size], mode="drop"),
-        last_loc=rows.last_loc.at[row].set(last, mode="drop"),
-        evicted=rows.evicted.at[row].max(inserted.length, mode="drop"),
+        table=rows.table.at[row].set(holding.table, mode="drop"),
+        last_loc=rows.last_loc.at[row].set(holding.last_loc, mode="drop"),
+        evicted=rows.evicted.at[row].max(holding.owned_from, mode="drop"),
     )
     shared = replace(
         shared,
         world=replace(world, allocator=allocator, rows=rows),
         cache=cache,
-        owned_from=shared.owned_from.at[row].set(inserted.length, mode="drop"),
+        owned_from=shared.owned_from.at[row].set(holding.owned_from, mode="drop"),
     )
-    return with_receipt(shared, row, receipt)
+    return with_receipt(shared, row, holding.receipt)
 
 
 def leave_tree(shared: SharedWorld, row: jax.Array) -> SharedWorld:
