@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from swa_jax.allocator import alloc_extend
 from swa_jax.counts import free_pages
-from swa_jax.paging import look_up, offset_of, page_of, pages_for
-from swa_jax.rank import exclusive_sum, read_runs
+from swa_jax.paging import look_up, offset_of, page_of
+from swa_jax.rank import read_runs
 from swa_jax.replay.world import LoopConfig, Rows, World, prefilling, running
+from swa_jax.share_pages import share_pages
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,7 @@ def _share(config: LoopConfig, rows: Rows, pages: jax.Array) -> jax.Array:
     length = rows.length[order]
     left = jnp.where(unfinished, rows.prefill - rows.length, 0)[order]
     want = jnp.minimum(chunk - _sum_before(left, chunk), left)
-
-    need = pages_for(length + want, size) - pages_for(length, size)
-    taken = jnp.minimum(exclusive_sum(need), pages)
-    room = pages_for(length, size) * jnp.int32(size) - length
-    most = room + jnp.minimum(pages - taken, need) * jnp.int32(size)
-    # Rows behind one that was cut short wait, so that no younger row overtakes an older one.
-    cut = exclusive_sum((most < want).astype(jnp.int32)) > 0
-    share = jnp.where(cut, 0, jnp.minimum(want, most))
+    share = share_pages(length, want, pages, size)
     return jnp.zeros_like(share).at[order].set(share, mode="drop")
 
 

@@ -1,0 +1,49 @@
+"""A serving loop that is one compiled program: admission, prefill, decode, speculation, memory."""
+
+from swa_jax.serving.admit import admit
+from swa_jax.serving.config import ServingConfig
+from swa_jax.serving.decode import decode_step
+from swa_jax.serving.draft import Draft, DraftView
+from swa_jax.serving.finish import finish, lift_fence, raise_fence
+from swa_jax.serving.model import Decoder, ServingModel
+from swa_jax.serving.moved_slots import MovedSlots
+from swa_jax.serving.ngram import NGramDraft
+from swa_jax.serving.prefill import prefill_step
+from swa_jax.serving.requests import FINISH_REASONS, Requests, Sampling, make_requests
+from swa_jax.serving.room import make_room
+from swa_jax.serving.serve import Served, cancel, outputs, release, run_steps, serve, submit
+from swa_jax.serving.step import leave, step
+from swa_jax.serving.world import Stats, World, new_world
+
+__all__ = (
+    "FINISH_REASONS",
+    "Decoder",
+    "Draft",
+    "DraftView",
+    "MovedSlots",
+    "NGramDraft",
+    "Requests",
+    "Sampling",
+    "Served",
+    "ServingConfig",
+    "ServingModel",
+    "Stats",
+    "World",
+    "admit",
+    "cancel",
+    "decode_step",
+    "finish",
+    "leave",
+    "lift_fence",
+    "make_requests",
+    "make_room",
+    "new_world",
+    "outputs",
+    "prefill_step",
+    "raise_fence",
+    "release",
+    "run_steps",
+    "serve",
+    "step",
+    "submit",
+)

@@ -1,0 +1,95 @@
+"""What is static about a serving loop."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from swa_jax.config import PoolConfig
+from swa_jax.prefix_cache import POLICIES
+from swa_jax.serving.draft import Draft
+
+ROLLBACKS = ("page", "snapshot")
+
+
+@dataclass(frozen=True)
+class ServingConfig:
+    """Sizes and choices of the loop. Hashable: it is static under `jit`.
+
+    Args:
+      pool: the two KV pools. Its `sliding_window` is the model's `past_window`.
+      max_context: most tokens of a request, prompt and output.
+      max_running: R, requests that run at once.
+      chunk_tokens: most prompt tokens of one request that a step computes.
+      prefill_rows: requests that prefill in one step, the oldest first.
+      max_new_tokens: columns of `Served.tokens`; by default `max_context`.
+      prefix_cache: finished requests stay cached, and new ones start from them.
+      policy: who leaves the cache first, one of `swa_jax.prefix_cache.POLICIES`.
+      draft: where speculated tokens come from; None: no speculation.
+      rollback: how pages of refused drafts go back: "page" frees what is past the new length,
+        "snapshot" returns to the state before the drafts and grants what was accepted.
+
+    Raises:
+      ValueError: a size below 1, an unknown policy or rollback.
+    """
+
+    pool: PoolConfig
+    max_context: int
+    max_running: int = 8
+    chunk_tokens: int = 256
+    prefill_rows: int = 1
+    max_new_tokens: int | None = None
+    prefix_cache: bool = True
+    policy: str = "lru"
+    draft: Draft | None = None
+    rollback: str = "page"
+
+    def __post_init__(self) -> None:
+        sizes = ("max_context", "max_running", "chunk_tokens", "prefill_rows")
+        for name in (*sizes, "max_new_tokens"):
+            value = getattr(self, name)
+            if name == "max_new_tokens" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if self.rollback not in ROLLBACKS:
+            raise ValueError(
+                f"rollback must be one of {', '.join(ROLLBACKS)}, got {self.rollback!r}"
+            )
+        if self.pool.pure_swa_pool or self.pool.chunked:
+            raise ValueError(
+                "the loop serves models with full and sliding-window layers: give it "
+                "PoolConfig(full_tokens, swa_tokens, page_size, sliding_window)"
+            )
+        if self.prefill_rows > self.max_running:
+            object.__setattr__(self, "prefill_rows", self.max_running)
+
+    @property
+    def num_drafts(self) -> int:
+        """K, tokens that a step speculates on for each row."""
+        return 0 if self.draft is None else self.draft.num_drafts
+
+    @property
+    def key_lag(self) -> int:
+        """Tokens at the end of a request that no cached page can hold yet."""
+        return 1 if self.draft is not None and self.draft.is_bigram else 0
+
+    @property
+    def table_pages(self) -> int:
+        """C, pages of a row: drafts past the longest request have their place too (B18)."""
+        return -(-(self.max_context + self.num_drafts) // self.pool.page_size)
+
+    @property
+    def step_pages(self) -> int:
+        """Most pages of one row that a step can push out of its window."""
+        grown = max(self.chunk_tokens, 1 + self.num_drafts)
+        return min(self.table_pages, grown // self.pool.page_size + 2)
+
+    @property
+    def output_columns(self) -> int:
+        """Most tokens generated for one request."""
+        return self.max_context if self.max_new_tokens is None else self.max_new_tokens
+
+    def with_draft(self, draft: Draft | None) -> "ServingConfig":
+        """The same loop with another source of drafts."""
+        return dataclasses.replace(self, draft=draft)

@@ -1,0 +1,146 @@
+"""Making room for a step: the cache gives way first, then the newest requests."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from swa_jax.counts import free_pages
+from swa_jax.paging import page_of, pages_for
+from swa_jax.prefix_cache import evict, release_swa_lock
+from swa_jax.serving.chunk import plan_chunk
+from swa_jax.serving.config import ServingConfig
+from swa_jax.serving.only_if import only_if
+from swa_jax.serving.queue import WAITING
+from swa_jax.serving.row_pages import receipt_of, vacate, with_receipt
+from swa_jax.serving.world import World, add_stats, of_rows, running, to_compute
+from swa_jax.window import frontier
+
+_SHARE = 16  # an eviction makes room for a sixteenth of a pool more than is lacking
+
+
+def draft_rows(config: ServingConfig, world: World) -> jax.Array:
+    """bool[R] decoding rows that may speculate: two tokens at least may still come."""
+    room = of_rows(world.rows, world.queue.limit) - world.rows.length
+    return (to_compute(world) == 1) & (room > 2) & (config.num_drafts > 0)
+
+
+def decode_tokens(config: ServingConfig, world: World, drafts: jax.Array) -> jax.Array:
+    """int32[R] tokens that each row wants slots for: the next one, and K drafts after it.
+
+    Args:
+      config: what is static.
+      world: as it is.
+      drafts: bool[] whether anybody speculates.
+    """
+    extra = jnp.where(draft_rows(config, world) & drafts, jnp.int32(config.num_drafts), 0)
+    return jnp.where(to_compute(world) == 1, 1 + extra, 0)
+
+
+def decode_pages(config: ServingConfig, world: World, drafts: jax.Array) -> jax.Array:
+    """int32[] pages of each kind that the decoding rows take."""
+    length, size = world.rows.length, config.pool.page_size
+    after = length + decode_tokens(config, world, drafts)
+    return jnp.sum(pages_for(after, size) - pages_for(length, size), dtype=jnp.int32)
+
+
+def _short(config: ServingConfig, world: World) -> tuple[jax.Array, jax.Array]:
+    """int32[] full and SWA pages that this step lacks, if all that may step does."""
+    size, length = config.pool.page_size, world.rows.length
+    chunk = jnp.minimum(to_compute(world) - 1, jnp.int32(config.chunk_tokens))
+    chunk = jnp.maximum(chunk, 0)
+    prefill = jnp.sum(pages_for(length + chunk, size) - pages_for(length, size), dtype=jnp.int32)
+    wanted = prefill + decode_pages(config, world, jnp.ones((), bool))
+    full_free, swa_free = free_pages(world.allocator)
+    return wanted - full_free, wanted - swa_free
+
+
+def _evict_short(config: ServingConfig, world: World) -> World:
+    """Evicts what the step lacks, if it lacks anything; a little more, to do so less often."""
+    if world.cache is None:
+        return world
+    size = config.pool.page_size
+    full, swa = _short(config, world)
+    more_full, more_swa = (
+        jnp.int32(pages // _SHARE) for pages in (config.pool.full_pages, config.pool.swa_pages)
+    )
+
+    def make_room(world: World) -> World:
+        assert world.cache is not None
+        cache, allocator, gone = evict(
+            world.cache,
+            world.allocator,
+            full_tokens=jnp.where(full > 0, full + more_full, 0) * jnp.int32(size),
+            swa_tokens=jnp.where(swa > 0, swa + more_swa, 0) * jnp.int32(size),
+        )
+        return add_stats(
+            replace(world, cache=cache, allocator=allocator),
+            evicted_full=page_of(gone.full_tokens, size),
+            evicted_swa=page_of(gone.swa_tokens, size),
+        )
+
+    return only_if((full > 0) | (swa > 0), make_room, world)
+
+
+def _release_passed(config: ServingConfig, world: World) -> World:
+    """Gives up the SWA locks of every row as far as the row has left that window."""
+    if world.cache is None or config.pool.sliding_window is None:
+        return world
+
+    def one(row: jax.Array, world: World) -> World:
+        assert world.cache is not None
+        rows = world.rows
+        # An idle row has an empty receipt.
+        cache, receipt = release_swa_lock(
+            world.cache, receipt_of(rows, row), frontier(config.pool, rows.length[row])
+        )
+        return replace(world, cache=cache, rows=with_receipt(rows, row, receipt))
+
+    return jax.lax.fori_loop(0, config.max_running, one, world)
+
+
+def is_stuck(config: ServingConfig, world: World) -> jax.Array:
+    """bool[] the decoding rows cannot all go on, even without drafts, or no row at all can."""
+    pages = decode_pages(config, world, jnp.zeros((), bool))
+    free = jnp.minimum(*free_pages(world.allocator))
+    nobody_prefills = ~jnp.any(plan_chunk(config, world, free).counts > 0)
+    idle = ~jnp.any(to_compute(world) == 1) & nobody_prefills
+    return jnp.any(running(world.rows)) & ((pages > free) | idle)
+
+
+def newest_row(world: World) -> jax.Array:
+    """int32[] the running row whose request came last."""
+    ticket = of_rows(world.rows, world.queue.ticket)
+    return jnp.argmax(jnp.where(running(world.rows), ticket, -1)).astype(jnp.int32)
+
+
+def retract(config: ServingConfig, world: World, row: jax.Array) -> World:
+    """Sends a row's request back to the queue, with its place in it and what it has generated."""
+    place, length = world.rows.request[row], world.rows.length[row]
+    world = vacate(config, world, row)
+    queue = world.queue
+    queue = replace(queue, status=queue.status.at[place].set(WAITING, mode="drop"))
+    return add_stats(replace(world, queue=queue), retracted=jnp.int32(1), recomputed=length)
+
+
+def make_room(config: ServingConfig, world: World) -> World:
+    """Frees what this step needs, so that at least the oldest request makes progress.
+
+    In this order: the cache gives up pages nobody uses; rows give up locks on windows they have
+    left; the newest requests are retracted, one by one, never the last.
+
+    Public reports B46, B52.
+    """
+
+    def go_on(carry: tuple[World, jax.Array]) -> jax.Array:
+        world, turn = carry
+        many = jnp.sum(running(world.rows), dtype=jnp.int32) > 1
+        return (turn == 0) | (is_stuck(config, world) & ((turn == 1) | many))
+
+    def turn_of(carry: tuple[World, jax.Array]) -> tuple[World, jax.Array]:
+        world, turn = carry
+        world = only_if(turn == 1, lambda w: _release_passed(config, w), world)
+        world = only_if(turn > 1, lambda w: retract(config, w, newest_row(w)), world)
+        return _evict_short(config, world), turn + 1
+
+    return jax.lax.while_loop(go_on, turn_of, (world, jnp.int32(0)))[0]

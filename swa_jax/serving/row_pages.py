@@ -1,0 +1,79 @@
+"""The pages of one row: giving them to the cache, giving them back."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from swa_jax.free import free
+from swa_jax.prefix_cache import Receipt, no_receipt, unlock
+from swa_jax.prefix_cache.own import give_to_tree
+from swa_jax.serving.config import ServingConfig
+from swa_jax.serving.world import NO_REQUEST, Rows, World
+from swa_jax.state import PAD_SLOT
+
+
+def receipt_of(rows: Rows, row: jax.Array) -> Receipt:
+    """The lock of one row."""
+    return jax.tree.map(lambda values: values[row], rows.receipts)
+
+
+def with_receipt(rows: Rows, row: jax.Array, receipt: Receipt) -> Rows:
+    """The same rows with another lock for one; `row` past the end changes nothing."""
+
+    def put(values: jax.Array, value: jax.Array) -> jax.Array:
+        return values.at[row].set(value, mode="drop")
+
+    return replace(rows, receipts=jax.tree.map(put, rows.receipts, receipt))
+
+
+def give_row(config: ServingConfig, world: World, row: jax.Array) -> World:
+    """Gives the whole pages of a row to the cache, if there is one; the row goes on with them."""
+    if world.cache is None:
+        return world
+    rows, queue = world.rows, world.queue
+    place = rows.request[row]
+    room = config.table_pages * config.pool.page_size
+    tokens = queue.tokens[place]
+    cache, allocator, holding = give_to_tree(
+        world.cache,
+        world.allocator,
+        jnp.pad(tokens, (0, max(0, room - tokens.shape[0]))),
+        rows.length[row],
+        rows.table[row],
+        receipt_of(rows, row),
+        queue.namespace[place],
+    )
+    rows = replace(
+        with_receipt(rows, row, holding.receipt),
+        table=rows.table.at[row].set(holding.table, mode="drop"),
+        last_loc=rows.last_loc.at[row].set(holding.last_loc, mode="drop"),
+        evicted=rows.evicted.at[row].max(holding.owned_from, mode="drop"),
+        owned_from=rows.owned_from.at[row].set(holding.owned_from, mode="drop"),
+    )
+    return replace(world, allocator=allocator, cache=cache, rows=rows)
+
+
+def vacate(config: ServingConfig, world: World, row: jax.Array) -> World:
+    """Gives back every page that a row holds by itself, and its lock; it is idle then."""
+    rows, size = world.rows, config.pool.page_size
+    start = jnp.arange(config.table_pages, dtype=jnp.int32) * jnp.int32(size)
+    own = (start < rows.length[row]) & (start >= rows.owned_from[row])
+    allocator = free(world.allocator, jnp.where(own, rows.table[row], PAD_SLOT))
+    cache = world.cache
+    if cache is not None:
+        cache = unlock(cache, receipt_of(rows, row))
+
+    def put(values: jax.Array, value: int) -> jax.Array:
+        return values.at[row].set(value, mode="drop")
+
+    idle = replace(
+        with_receipt(rows, row, no_receipt()),
+        request=put(rows.request, NO_REQUEST),
+        length=put(rows.length, 0),
+        evicted=put(rows.evicted, 0),
+        last_loc=put(rows.last_loc, -1),
+        owned_from=put(rows.owned_from, 0),
+        fresh=put(rows.fresh, False),
+    )
+    return replace(world, allocator=allocator, cache=cache, rows=idle)
