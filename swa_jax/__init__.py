@@ -22,6 +22,7 @@ from swa_jax.mapping import (
     set_full_to_swa_mapping,
     translate_full_to_swa,
 )
+from swa_jax.page_table import PageTables, WindowPageTables, page_tables, window_page_tables
 from swa_jax.state import (
     AllocatorState,
     PagePool,
@@ -44,7 +45,9 @@ __all__ = [
     "Grant",
     "InvariantError",
     "PagePool",
+    "PageTables",
     "PoolConfig",
+    "WindowPageTables",
     "alloc",
     "alloc_decode",
     "alloc_extend",
@@ -67,10 +70,12 @@ __all__ = [
     "full_available_size",
     "init",
     "invariants",
+    "page_tables",
     "set_full_to_swa_mapping",
     "snapshot",
     "state_bytes",
     "step_invariants",
     "swa_available_size",
     "translate_full_to_swa",
+    "window_page_tables",
 ]

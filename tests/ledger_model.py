@@ -37,10 +37,9 @@ class Ledger:
 
     def unembed(self, params, hidden):
         """The next token alone is likely; the one after it is half as likely."""
-        token = hidden.astype(jnp.int32)
-        ids = jnp.arange(self.vocab_size, dtype=jnp.int32)
-        first = (ids == token).astype(jnp.float32)
-        second = (ids == jax.lax.rem(token + 1, jnp.int32(self.vocab_size))).astype(jnp.float32)
+        token = hidden[..., 0].astype(jnp.int32)
+        after = jax.lax.rem(token + 1, jnp.int32(self.vocab_size))
+        first, second = (jax.nn.one_hot(ids, self.vocab_size) for ids in (token, after))
         return first * 2 + second
 
     def move_kv(self, kv, old, new):

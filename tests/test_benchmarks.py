@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from benchmarks import scans
+from benchmarks import scans, serving
 from benchmarks.agree import check_agreement, shuffle_pools
 from benchmarks.baseline import FreeListAllocator
 from benchmarks.cases import CASES, Driver, expect_all_free
@@ -202,3 +202,12 @@ def test_a_pool_that_would_run_out_is_refused(pool):
 def test_a_batch_that_is_no_segment_is_refused():
     with pytest.raises(ValueError, match=r"extend_tokens must be a multiple of the page.* got 250"):
         Workload(extend_tokens=250)
+
+
+def test_smoke_run_of_the_serving_loops(tmp_path):
+    file = tmp_path / "serving.json"
+    serving.main(["--smoke", "--json", str(file)])
+    figures = json.loads(file.read_text())
+    assert [row["side"] for row in figures["rows"]] == ["compiled", "python loop", "host allocator"]
+    assert len({row["steps"] for row in figures["rows"]}) == 1
+    assert all(0 < row["share"] < 1 for row in figures["share"])

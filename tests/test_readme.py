@@ -22,6 +22,7 @@ def test_every_public_call_is_in_the_readme():
 
     text = README.read_text(encoding="utf-8")
     helpers = {"FAULT_KINDS", "AllocatorState", "InvariantError", "PagePool"}
+    helpers |= {"PageTables", "WindowPageTables"}
     helpers |= {"frontier", "state_bytes", "step_invariants"}
     missing = [name for name in swa.__all__ if name not in helpers and name not in text]
     assert not missing

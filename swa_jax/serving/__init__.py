@@ -4,6 +4,8 @@ from swa_jax.serving.admit import admit
 from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.decode import decode_step
 from swa_jax.serving.draft import Draft, DraftView
+from swa_jax.serving.draft_head import DraftHead, random_head_params
+from swa_jax.serving.draft_model import DraftModel
 from swa_jax.serving.finish import finish, lift_fence, raise_fence
 from swa_jax.serving.model import Decoder, ServingModel
 from swa_jax.serving.moved_slots import MovedSlots
@@ -11,7 +13,16 @@ from swa_jax.serving.ngram import NGramDraft
 from swa_jax.serving.prefill import prefill_step
 from swa_jax.serving.requests import FINISH_REASONS, Requests, Sampling, make_requests
 from swa_jax.serving.room import make_room
-from swa_jax.serving.serve import Served, cancel, outputs, release, run_steps, serve, submit
+from swa_jax.serving.serve import (
+    Served,
+    cancel,
+    outputs,
+    release,
+    run_steps,
+    serve,
+    submit,
+    unfinished,
+)
 from swa_jax.serving.step import leave, step
 from swa_jax.serving.world import Stats, World, new_world
 
@@ -19,6 +30,8 @@ __all__ = (
     "FINISH_REASONS",
     "Decoder",
     "Draft",
+    "DraftHead",
+    "DraftModel",
     "DraftView",
     "MovedSlots",
     "NGramDraft",
@@ -41,9 +54,11 @@ __all__ = (
     "outputs",
     "prefill_step",
     "raise_fence",
+    "random_head_params",
     "release",
     "run_steps",
     "serve",
     "step",
     "submit",
+    "unfinished",
 )

@@ -96,7 +96,7 @@ def _decode(
     if config.draft is not None:
         draft = draft if _stays_in_place(config) else config.draft.move(draft, kept.old, kept.new)
         path = jnp.take_along_axis(hidden, outcome.verified.nodes[..., None], axis=1, mode="clip")
-        settled = replace(view, allocator=allocator, table=kept.table)
+        settled = replace(view, allocator=allocator, table=kept.table, slots=kept.slots)
         settled = replace(settled, tokens=_with_new(world, outcome))
         draft = config.draft.observe(draft_params, draft, settled, path, outcome.count)
     world = replace(world, allocator=allocator, kv=kv, draft=draft)

@@ -89,8 +89,10 @@ class Draft(Protocol):
         Args:
           params: its own parameters, and the model's.
           state: of `propose`.
-          view: as it was for `propose`.
-          hidden: float[R, 1 + K, H] of token `length` and those after it, path in order.
+          view: after the drafts were settled: `allocator`, `table` and `tokens` hold what was
+            committed, `length` is still that of `propose`, and `slots` (int32[R, 1 + D], D the
+            deepest draft) are where the kept tokens stand.
+          hidden: float[R, 1 + D, H] of token `length` and of those after it on the kept path.
           kept: int32[R] tokens of these that are committed now, 0 where the row took no part.
         """
         ...

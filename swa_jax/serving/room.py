@@ -16,7 +16,9 @@ from swa_jax.serving.row_pages import receipt_of, vacate, with_receipt
 from swa_jax.serving.world import World, add_stats, of_rows, running, to_compute
 from swa_jax.window import frontier
 
-_SHARE = 16  # an eviction makes room for a sixteenth of a pool more than is lacking
+# An eviction makes room for this part of a pool more than is lacking. The rarer evictions are, the
+# less they cost; but the extra is what is lost against an exact LRU (the replay measures it).
+_SHARE = 64
 
 
 def draft_rows(config: ServingConfig, world: World) -> jax.Array:

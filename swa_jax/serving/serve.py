@@ -92,7 +92,7 @@ def _run(
     last = None if steps is None else world.stats.steps + steps
 
     def go_on(world: World) -> jax.Array:
-        more = queues.open_requests(world.queue)
+        more = unfinished(world)
         return more if last is None else more & (world.stats.steps < last)
 
     body = functools.partial(step, model, config, params, draft_params)
@@ -112,6 +112,11 @@ def submit(config: ServingConfig, world: World, requests: Requests) -> tuple[Wor
     """
     queue, places = queues.enter(config, world.queue, requests)
     return _with_queue(world, queue), places
+
+
+def unfinished(world: World) -> jax.Array:
+    """bool[] some request waits or runs."""
+    return queues.open_requests(world.queue)
 
 
 def cancel(world: World, places: jax.Array) -> World:
