@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from swa_jax.config import PoolConfig
 from swa_jax.paging import pages_for
+from swa_jax.rank import exclusive_sum
 from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.requests import (
     CANCELLED,
@@ -110,8 +111,9 @@ def enter(config: ServingConfig, queue: Queue, requests: Requests) -> tuple[Queu
       requests: M of them, with no more prompt columns than the queue has.
 
     Returns:
-      The queue, and int32[M] the place of each, -1 where none was left. A request that can never
-      be served is done at once, as rejected; one that wants no tokens is done too.
+      The queue, and int32[M] the place of each, -1 where none was left or the prompt has no tokens.
+      A request that can never be served is done at once, as rejected; one that wants no tokens is
+      done too.
     """
     count, places = requests.prompt_lens.shape[0], queue.status.shape[0]
     if requests.tokens.shape[1] > queue.tokens.shape[1]:
@@ -119,11 +121,12 @@ def enter(config: ServingConfig, queue: Queue, requests: Requests) -> tuple[Queu
             f"prompts of up to {requests.tokens.shape[1]} tokens do not fit max_context="
             f"{queue.tokens.shape[1]}"
         )
-    empty = jnp.argsort(queue.status != EMPTY, stable=True).astype(jnp.int32)[:count]
-    room = jnp.sum(queue.status == EMPTY, dtype=jnp.int32)
-    order = jnp.arange(count, dtype=jnp.int32)
-    taken = jnp.where(order < room, jnp.pad(empty, (0, max(0, count - places))), places)
     lens = requests.prompt_lens
+    empty = jnp.argsort(queue.status != EMPTY, stable=True).astype(jnp.int32)
+    room = jnp.sum(queue.status == EMPTY, dtype=jnp.int32)
+    order = exclusive_sum((lens > 0).astype(jnp.int32))
+    enters = (lens > 0) & (order < room)
+    taken = jnp.where(enters, empty[jnp.minimum(order, places - 1)], places)
     limit = lens + jnp.minimum(requests.max_new_tokens, jnp.int32(_LAST) - jnp.maximum(lens, 0))
     good = can_be_served(config, lens, limit)
     reason = jnp.where(good, jnp.where(limit > lens, UNFINISHED, LENGTH), REJECTED)
@@ -137,7 +140,7 @@ def enter(config: ServingConfig, queue: Queue, requests: Requests) -> tuple[Queu
         queue,
         status=put(queue.status, jnp.where(reason == UNFINISHED, WAITING, DONE)),
         ticket=put(queue.ticket, queue.next_ticket + order),
-        next_ticket=queue.next_ticket + jnp.minimum(jnp.int32(count), room),
+        next_ticket=queue.next_ticket + jnp.sum(enters, dtype=jnp.int32),
         tokens=put(queue.tokens, jnp.pad(requests.tokens, ((0, 0), (0, width)))),
         known=put(queue.known, shown),
         prompt_lens=put(queue.prompt_lens, shown),

@@ -89,14 +89,17 @@ def _run(
     world: World,
     steps: jax.Array | None,
 ) -> World:
-    last = None if steps is None else world.stats.steps + steps
-
-    def go_on(world: World) -> jax.Array:
-        more = unfinished(world)
-        return more if last is None else more & (world.stats.steps < last)
-
     body = functools.partial(step, model, config, params, draft_params)
-    return jax.lax.while_loop(go_on, body, world)
+    if steps is None:
+        return jax.lax.while_loop(unfinished, body, world)
+
+    def go_on(carry: tuple[World, jax.Array]) -> jax.Array:
+        return unfinished(carry[0]) & (carry[1] > 0)
+
+    def one(carry: tuple[World, jax.Array]) -> tuple[World, jax.Array]:
+        return body(carry[0]), carry[1] - 1
+
+    return jax.lax.while_loop(go_on, one, (world, steps))[0]
 
 
 def submit(config: ServingConfig, world: World, requests: Requests) -> tuple[World, jax.Array]:
@@ -105,7 +108,8 @@ def submit(config: ServingConfig, world: World, requests: Requests) -> tuple[Wor
     Args:
       config: static.
       world: before the call.
-      requests: M of them.
+      requests: M of them; one of 0 tokens is no request and takes no place, so that a batch can be
+        padded to a size that is compiled already.
 
     Returns:
       The world, and int32[M] the place of each in the queue, -1 where there was none.
