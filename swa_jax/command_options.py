@@ -12,7 +12,7 @@ from swa_jax.replay.trace import MAX_REQUESTS
 from swa_jax.replay.trace_lines import show
 
 
-def _whole_number(most: int | None = None) -> Callable[[str | int], int]:
+def whole_number(most: int | None = None) -> Callable[[str | int], int]:
     """Parses 1, 2, ... up to `most`. Typer's own check of bounds does not name the value seen."""
 
     def parse(value: str | int) -> int:
@@ -35,7 +35,7 @@ def _policy(value: str) -> str:
     return value
 
 
-_POSITIVE = _whole_number()
+_POSITIVE = whole_number()
 
 TraceFile = Annotated[
     str,
@@ -82,7 +82,7 @@ Limit = Annotated[
     typer.Option(
         "--limit",
         metavar="N",
-        parser=_whole_number(MAX_REQUESTS),
+        parser=whole_number(MAX_REQUESTS),
         help="Only the first N requests of the file.",
     ),
 ]

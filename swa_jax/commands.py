@@ -4,19 +4,19 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
 
 import swa_jax
 from swa_jax import command_options as options
 from swa_jax.check import InvariantError
+from swa_jax.command_output import bad_input, emit, show
 from swa_jax.model_table import model_table, models_table
 from swa_jax.models import get_model
 from swa_jax.replay.driver import ReplaySettings
 from swa_jax.replay.interruptible import interruptible
-from swa_jax.replay.pool_options import in_option_names, pool_from_options
+from swa_jax.replay.pool_options import pool_from_options
 from swa_jax.replay.progress import ReplayProgress
 from swa_jax.replay.report import Run, as_table, notes, problems, verdict
 from swa_jax.replay.session import (
@@ -28,6 +28,7 @@ from swa_jax.replay.session import (
     run_session,
 )
 from swa_jax.replay.trace import load_trace
+from swa_jax.serving_commands import register
 
 _EXIT_CODES = (
     "Exit codes: 0 all went well (rejected requests are no error), 1 the replay found leaks or "
@@ -54,31 +55,14 @@ app = typer.Typer(
 )
 
 
-class InputError(Exception):
-    """The user must change something; the message says what."""
-
-    def format_message(self) -> str:
-        """As the errors of typer have it."""
-        return str(self)
-
-
 def app_command() -> Any:  # noqa: ANN401 - click's Command or typer's own, as the version has it
     """The command, with `main(argv, prog_name=, standalone_mode=)`."""
     return typer.main.get_command(app)
 
 
-@contextlib.contextmanager
-def _bad_input() -> Iterator[None]:
-    """A ValueError in here is the user's to mend."""
-    try:
-        yield
-    except ValueError as error:
-        raise InputError(in_option_names(error)) from None
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
-        _emit(f"swa-jax {swa_jax.__version__}\n")
+        emit(f"swa-jax {swa_jax.__version__}\n")
         raise typer.Exit
 
 
@@ -92,7 +76,7 @@ def swa_jax_command(
 ) -> None:
     """KV-slot allocation for models with full and sliding-window attention."""
     if context.invoked_subcommand is None:
-        _emit(context.get_help() + "\n")
+        emit(context.get_help() + "\n")
 
 
 @app.command(epilog=_EXIT_CODES)
@@ -100,9 +84,9 @@ def models(
     name: Annotated[str | None, typer.Argument(help="Show all about this one.")] = None,
 ) -> None:
     """List the known models: layers, window, KV bytes of a token, source."""
-    with _bad_input():
+    with bad_input():
         table = models_table() if name is None else model_table(get_model(name))
-    _show(table)
+    show(table)
 
 
 @app.command(epilog=f"{_EXAMPLES}\n\n{_EXIT_CODES}")
@@ -126,7 +110,7 @@ def replay(
     quiet: options.Quiet = False,
 ) -> None:
     """Serve a request trace in one compiled loop and say what KV memory it took."""
-    with _bad_input():
+    with bad_input():
         settings = ReplaySettings(
             max_running,
             chunk_tokens,
@@ -163,51 +147,23 @@ def replay(
         raise typer.Exit(1)
 
 
+register(app)
+
+
 @contextlib.contextmanager
 def _broken_law() -> Iterator[None]:
     try:
         yield
     except InvariantError as error:
-        _emit(f"swa-jax: FAILED: the allocator broke a law: {error}\n", sys.stderr)
+        emit(f"swa-jax: FAILED: the allocator broke a law: {error}\n", sys.stderr)
         raise typer.Exit(1) from None
 
 
 def _print_report(run: Run, json_file: str | None, *, quiet: bool) -> None:
     if not quiet:
         stream = sys.stderr if json_file == STDOUT else sys.stdout
-        _show(as_table(run), *notes(run), verdict(run), stream=stream)
+        show(as_table(run), *notes(run), verdict(run), stream=stream)
     elif problems(run):
-        _emit(f"swa-jax: {verdict(run)}\n", sys.stderr)
+        emit(f"swa-jax: {verdict(run)}\n", sys.stderr)
     if json_file == STDOUT:
-        _emit(json_text(run))
-
-
-class _Console(Console):
-    """Rich would end the process where nobody reads any more; `main` does that."""
-
-    def on_broken_pipe(self) -> None:
-        """Called for a BrokenPipeError."""
-        raise BrokenPipeError
-
-
-@contextlib.contextmanager
-def _output() -> Iterator[None]:
-    """Typer too would end the process, where it sees the error's number."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise BrokenPipeError from None
-
-
-def _show(*parts: RenderableType, stream: TextIO | None = None) -> None:
-    """Prints tables and lines, in colour on a terminal."""
-    console = _Console(file=stream or sys.stdout, highlight=False, markup=False)
-    with _output():
-        for part in parts:
-            console.print(part, soft_wrap=isinstance(part, str))
-
-
-def _emit(text: str, stream: TextIO | None = None) -> None:
-    """Writes it as it is, at once."""
-    with _output():
-        print(text, end="", file=stream, flush=True)
+        emit(json_text(run))

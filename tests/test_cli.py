@@ -330,7 +330,8 @@ def test_nobody_reads_the_output():
 @pytest.mark.parametrize("module", ["typer", "rich"])
 def test_without_the_extra(module, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, "swa_jax.commands")
+    for user in ("swa_jax.commands", "swa_jax.command_output"):
+        monkeypatch.delitem(sys.modules, user)
     if module == "rich":
         monkeypatch.setitem(sys.modules, "rich.console", None)
     assert 'pip install "swa-jax[cli]"' in refused(capsys, "--version")

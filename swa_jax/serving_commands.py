@@ -1,0 +1,197 @@
+"""`swa-jax generate` and `swa-jax serve-http`. What they need is imported when they are called."""
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from swa_jax import command_options as options
+from swa_jax import serving_options as serving
+from swa_jax.command_output import InputError, bad_input, emit
+from swa_jax.replay.interruptible import interruptible
+from swa_jax.replay.outfile import OutFile
+
+if TYPE_CHECKING:
+    from swa_jax.loaded_model import LoadedModel
+    from swa_jax.serving_pools import ServingOptions
+
+_STDOUT = "-"
+_EXIT_CODES = "Exit codes: 0 all went well, 2 bad input, 130 interrupted."
+_GENERATE_EXAMPLES = """Examples:
+
+swa-jax generate --checkpoint gemma-3-1b-it --prompt "The capital of France is"
+
+swa-jax generate --checkpoint gpt-oss-20b -p One, -p Two, --max-new-tokens 64 --temperature 0.7
+
+swa-jax generate --checkpoint gemma-3-1b-it --json - < prompt.txt | jq .texts"""
+_SERVE_EXAMPLES = """Examples:
+
+swa-jax serve-http --checkpoint gemma-3-1b-it
+
+swa-jax serve-http --checkpoint gpt-oss-20b --dtype bfloat16 --hbm 40GiB --host 0.0.0.0
+
+curl localhost:8000/v1/completions -d '{"model": "gemma-3-1b-it", "prompt": "One,"}'"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to an application."""
+    app.command(epilog=f"{_GENERATE_EXAMPLES}\n\n{_EXIT_CODES}")(generate)
+    app.command("serve-http", epilog=f"{_SERVE_EXAMPLES}\n\n{_EXIT_CODES}")(serve_http)
+
+
+def generate(
+    checkpoint: serving.Checkpoint,
+    prompts: serving.Prompts = None,
+    max_new_tokens: serving.MaxNewTokens = 64,
+    temperature: serving.Temperature = 0.0,
+    top_k: serving.TopK = 0,
+    top_p: serving.TopP = 1.0,
+    seed: serving.Seed = 0,
+    dtype: serving.Dtype = "float32",
+    hbm: serving.NeededHbm = None,
+    full_tokens: options.FullTokens = None,
+    swa_tokens: options.SwaTokens = None,
+    page_size: options.PageSize = 16,
+    max_running: options.MaxRunning = 8,
+    chunk_tokens: options.ChunkTokens = 256,
+    no_prefix_cache: serving.NoPrefixCache = False,
+    draft: serving.Draft = None,
+    json_file: serving.JsonFile = None,
+    quiet: serving.Quiet = False,
+) -> None:
+    """Continue prompts with a model from a checkpoint directory."""
+    _need("generate", "tokenizers", "safetensors")
+    from swa_jax.generate import GenerateSettings, encode_prompts
+    from swa_jax.generate import generate as generate_texts
+    from swa_jax.generated_report import as_json, as_text, summary
+    from swa_jax.serving_pools import ServingOptions, config_for_requests, memory_for
+
+    wanted = GenerateSettings(max_new_tokens, temperature, top_k, top_p, seed)
+    sizes = ServingOptions(
+        hbm,
+        full_tokens,
+        swa_tokens,
+        page_size,
+        max_running,
+        chunk_tokens,
+        not no_prefix_cache,
+        draft,
+    )
+    with bad_input():
+        to_file = None if json_file in (None, _STDOUT) else OutFile("--json", json_file)
+        texts = _given(prompts)
+        model = _load(checkpoint, dtype, None)
+        encoded = encode_prompts(model, texts)
+        lengths = [len(prompt) + max_new_tokens for prompt in encoded]
+        config = config_for_requests(model.kv_config, sizes, lengths)
+        with memory_for(config.pool):
+            outcome = interruptible(lambda: generate_texts(model, config, encoded, wanted))
+        report = as_json(model.name, texts, outcome)
+        emit(report if json_file == _STDOUT else as_text(outcome))
+        if not quiet:
+            emit(summary(outcome), sys.stderr)
+        if to_file is not None:
+            to_file.write(report.encode())
+
+
+def serve_http(
+    checkpoint: serving.Checkpoint,
+    host: serving.Host = "127.0.0.1",
+    port: serving.Port = 8000,
+    model_name: serving.ModelName = None,
+    dtype: serving.Dtype = "float32",
+    hbm: serving.ServedHbm = None,
+    full_tokens: options.FullTokens = None,
+    swa_tokens: options.SwaTokens = None,
+    page_size: options.PageSize = 16,
+    max_context: serving.ServedContext = None,
+    max_running: options.MaxRunning = 16,
+    max_waiting: serving.MaxWaiting = 256,
+    chunk_tokens: options.ChunkTokens = 256,
+    steps: serving.Steps = 4,
+    no_prefix_cache: serving.NoPrefixCache = False,
+    draft: serving.Draft = None,
+    grace: serving.Grace = 30.0,
+) -> None:
+    """Serve a checkpoint to OpenAI's clients: /v1/completions, /v1/models, /metrics, /health."""
+    _need("serve-http", "starlette", "uvicorn", "tokenizers", "safetensors")
+    from swa_jax.serving_pools import ServingOptions
+
+    sizes = ServingOptions(
+        hbm,
+        full_tokens,
+        swa_tokens,
+        page_size,
+        max_running,
+        chunk_tokens,
+        not no_prefix_cache,
+        draft,
+    )
+    with bad_input():
+        model = _load(checkpoint, dtype, model_name)
+        _serve(model, sizes, host, port, max_context, max_waiting, steps, grace)
+
+
+def _serve(
+    model: "LoadedModel",
+    sizes: "ServingOptions",
+    host: str,
+    port: int,
+    max_context: int | None,
+    max_waiting: int,
+    steps: int,
+    grace: float,
+) -> None:
+    from swa_jax.http import Engine, Served, Server, bind, make_app, serve_until_stopped
+    from swa_jax.serving_pools import config_for_server, memory_for
+
+    config = config_for_server(model.kv_config, sizes, max_context)
+    try:
+        listener = bind(host, port)
+    except OSError as error:
+        why = error.strerror or error
+        raise InputError(f"--host {host} --port {port}: cannot listen there: {why}") from None
+    with listener:
+        engine = Engine(
+            Served(model.decoder, model.params, config, steps=steps, max_waiting=max_waiting)
+        )
+        emit(f"swa-jax: compiling for {model.name}\n", sys.stderr)
+        with memory_for(config.pool):
+            engine.start()
+        app = make_app(engine, model.name, model.tokenizer, model.config.vocab_size)
+        server = Server(app, engine, grace=grace, log_level="warning")
+        address = listener.getsockname()
+        shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+        emit(
+            f"swa-jax: {model.name} on http://{shown}:{address[1]}/v1, up to {config.max_context} "
+            f"tokens a request, {config.pool.full_tokens} full and {config.pool.swa_tokens} SWA "
+            "tokens of KV\n",
+            sys.stderr,
+        )
+        serve_until_stopped(server, engine, listener)
+
+
+def _need(command: str, *packages: str) -> None:
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as error:
+            raise InputError(
+                f'{command} needs {error.name}: pip install "swa-jax[serve]"'
+            ) from None
+
+
+def _load(checkpoint: str, dtype: str, name: str | None) -> "LoadedModel":
+    from swa_jax.loaded_model import load_model
+
+    return interruptible(lambda: load_model(checkpoint, dtype, name))
+
+
+def _given(prompts: list[str] | None) -> list[str]:
+    """The prompts of the command line, or the one on stdin."""
+    if prompts:
+        return prompts
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ValueError("there is no prompt: give --prompt TEXT, or the text on stdin")
+    return [sys.stdin.read().removesuffix("\n")]
