@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import test_prefix_cache as calls
+import test_prefix_misuse as misuse
 import test_prefix_scenarios as scenarios
 from prefix_pair import compiled
 
@@ -82,16 +83,62 @@ def test_an_swa_lock_that_is_released_twice_is_seen(damage):
 
 
 def test_a_receipt_that_works_twice_is_seen(damage):
-    damage("locks", "_standing", lambda cache, receipt: receipt.node)
+    damage("receipts", "standing", lambda cache, receipt: receipt.node)
     _fails(calls.test_a_receipt_is_good_once)
 
 
 def test_a_receipt_that_outlives_its_node_is_seen(damage):
-    def standing(cache, receipt):
-        return jnp.where(cache.full_locks[receipt.node] > 0, receipt.node, 0)
-
-    damage("locks", "_standing", standing)
+    damage("receipts", "standing", _while_locked)
     _fails(calls.test_a_stale_receipt_does_not_reach_the_next_tenant_of_its_page)
+
+
+def _while_locked(cache, receipt):
+    """`standing`, by the node alone: somebody holds it."""
+    return jnp.where(cache.full_locks[receipt.node] > 0, receipt.node, 0)
+
+
+def _but_the_serial(cache, receipt):
+    """`standing`, without a look at the serial."""
+    same = cache.receipt_serial[receipt.entry] > 0
+    same = same & (cache.receipt_node[receipt.entry] == receipt.node)
+    return jnp.where(same, receipt.node, 0)
+
+
+@pytest.mark.parametrize(
+    ("standing", "check"),
+    [
+        (_while_locked, misuse.test_a_spent_receipt_does_not_undo_the_lock_of_another),
+        (_while_locked, misuse.test_a_spent_receipt_of_an_ancestor_leaves_the_path_below_it_locked),
+        (_while_locked, misuse.test_any_use_of_receipts_keeps_the_counts_right),
+        (_but_the_serial, misuse.test_a_receipt_that_was_replaced_by_an_early_release_is_spent),
+        (_but_the_serial, misuse.test_a_spent_receipt_is_not_the_one_that_has_its_entry_now),
+    ],
+)
+def test_a_spent_receipt_that_works_while_another_stands_is_seen(damage, standing, check):
+    damage("receipts", "standing", standing)
+    _fails(check)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_serials_that_begin_again_at_a_reset_are_seen(damage, kept):
+    new = _module("tree").new_cache
+
+    def reset(cache):
+        # What came from a cache that was thrown away is not told by a serial that just goes on.
+        serial = jnp.int32(0) if kept else cache.serial
+        return dataclasses.replace(new(cache.config), serial=serial)
+
+    damage("", "reset", reset)
+    _fails(misuse.test_a_receipt_from_before_a_reset_holds_nothing, kept)
+
+
+def test_an_entry_that_is_not_given_back_is_seen(damage):
+    def keeps(cache, receipt, node):
+        serials = cache.receipt_serial.at[jnp.where(node > 0, receipt.entry, 10**6)]
+        return dataclasses.replace(cache, receipt_serial=serials.set(0, mode="drop"))
+
+    damage("receipts", "give_back", keeps)
+    _fails(misuse.test_a_spent_receipt_is_not_the_one_that_has_its_entry_now)
 
 
 def _give_up(*, sees_stale: bool, clears_the_copy: bool):

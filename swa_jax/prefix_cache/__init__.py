@@ -9,8 +9,9 @@ from swa_jax.prefix_cache.batch import (
 from swa_jax.prefix_cache.check import check, invariants
 from swa_jax.prefix_cache.evict import Evicted, evict
 from swa_jax.prefix_cache.insert import Inserted, insert
-from swa_jax.prefix_cache.locks import Receipt, lock, no_receipt, release_swa_lock, unlock
+from swa_jax.prefix_cache.locks import lock, release_swa_lock, unlock
 from swa_jax.prefix_cache.match import Match, match_prefix
+from swa_jax.prefix_cache.receipts import Receipt, no_receipt
 from swa_jax.prefix_cache.sizes import (
     full_evictable_size,
     full_protected_size,

@@ -6,8 +6,9 @@ from jax.typing import ArrayLike
 
 from swa_jax.inputs import Ints, as_int32, check_lengths, check_rows
 from swa_jax.prefix_cache.insert import Inserted, insert
-from swa_jax.prefix_cache.locks import Receipt, lock, unlock
+from swa_jax.prefix_cache.locks import as_receipts, lock, unlock
 from swa_jax.prefix_cache.match import Match, match_prefix
+from swa_jax.prefix_cache.receipts import Receipt
 from swa_jax.prefix_cache.tree import PrefixCache
 from swa_jax.state import AllocatorState
 
@@ -81,7 +82,8 @@ def lock_batch(
 
 def unlock_batch(cache: PrefixCache, receipts: Receipt) -> PrefixCache:
     """`unlock` for the receipts of a batch."""
-    check_lengths(node=receipts.node, boundary=receipts.boundary)
+    receipts = as_receipts(receipts, 1)
+    check_lengths(**{f"receipt.{name}": part for name, part in vars(receipts).items()})
 
     def one(cache: PrefixCache, receipt: Receipt) -> tuple[PrefixCache, None]:
         return unlock(cache, receipt), None

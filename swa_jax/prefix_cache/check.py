@@ -8,6 +8,8 @@ import numpy as np
 
 from swa_jax.check import InvariantError
 from swa_jax.paging import look_up
+from swa_jax.prefix_cache.arguments import check_pair
+from swa_jax.prefix_cache.select import sum_over_subtrees
 from swa_jax.prefix_cache.tree import ROOT, PrefixCache
 from swa_jax.state import UNMAPPED, AllocatorState
 
@@ -22,6 +24,7 @@ def invariants(cache: PrefixCache, state: AllocatorState) -> dict[str, jax.Array
     Returns:
       bool[] by name, True where the law holds.
     """
+    check_pair(cache, state)
     return _invariants(cache, state)
 
 
@@ -68,6 +71,19 @@ def _locks(cache: PrefixCache, state: AllocatorState) -> jax.Array:
     return jnp.all(jnp.where(cache.in_tree, good, True))
 
 
+def _receipts(cache: PrefixCache, state: AllocatorState) -> jax.Array:
+    """Each entry of the receipts is out or spare, and full locks are those of the receipts out."""
+    out = cache.receipt_serial > 0
+    place = jnp.arange(out.shape[0], dtype=jnp.int32)
+    unused = jnp.where(place < cache.num_receipts, out.shape[0], cache.spare_receipts)
+    spare = jnp.zeros_like(out).at[unused].set(True, mode="drop")
+    count = jnp.sum(out, dtype=jnp.int32) == cache.num_receipts
+    bottom = jnp.where(out, cache.receipt_node, cache.in_tree.shape[0])
+    locks = jnp.zeros_like(cache.full_locks).at[bottom].add(1, mode="drop")
+    same = sum_over_subtrees(cache.parent, locks, jnp.max(cache.depth)) == cache.full_locks
+    return jnp.all(spare != out) & count & jnp.all(jnp.where(cache.in_tree, same, True))
+
+
 def _locked_is_live(cache: PrefixCache, state: AllocatorState) -> jax.Array:
     """What an SWA lock holds is live."""
     live = state.full_to_swa != UNMAPPED
@@ -80,6 +96,7 @@ LAWS: dict[str, Callable[[PrefixCache, AllocatorState], jax.Array]] = {
     "child_counts": _child_counts,
     "table": _table,
     "locks": _locks,
+    "receipts": _receipts,
     "locked_is_live": _locked_is_live,
 }
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from swa_jax.paging import look_up
+from swa_jax.prefix_cache.arguments import host_tokens
 from swa_jax.prefix_cache.tree import ROOT, CacheConfig, PrefixCache
 
 _ABSENT = -1  # no clock is negative
@@ -30,7 +31,7 @@ class BlockStored:
 
     block_hashes: tuple[int, ...]
     parent_block_hash: int | None  # of the block before the first; None at the start of a prompt
-    token_ids: tuple[int, ...]  # of all blocks
+    token_ids: tuple[int, ...]  # of all blocks; hashes of a bigram cache cover one more token
     block_size: int
     lora_id: int | None  # the namespace; None for namespace 0
 
@@ -87,13 +88,38 @@ def block_hash(parent: int | None, tokens: Sequence[int] | np.ndarray, namespace
 
 
 def prefix_hashes(
-    tokens: Sequence[int] | np.ndarray, block_size: int, *, namespace: int = 0
+    tokens: Sequence[int] | np.ndarray,
+    block_size: int,
+    *,
+    namespace: int = 0,
+    is_bigram: bool = False,
 ) -> list[int]:
-    """The hash of every prefix of whole blocks: what a router looks a prompt up by."""
+    """The hash of every prefix of whole blocks: what a router looks a prompt up by.
+
+    Args:
+      tokens: int32[T] the prompt.
+      block_size: P, the cache's page size in tokens.
+      namespace: int32, the prompt's.
+      is_bigram: as the cache's. A block is compared by pairs of tokens then, so its hash covers
+        P + 1 tokens, the first of the next block included: blocks with equal `token_ids` may have
+        different hashes, and the last block of a prompt needs one token after it.
+
+    Returns:
+      One hash for each whole block, those that the events name.
+
+    Raises:
+      ValueError: tokens that are no row of int32, or a block of no tokens.
+    """
+    row = host_tokens(tokens)
+    if isinstance(block_size, bool) or not isinstance(block_size, int | np.integer):
+        raise ValueError(f"block_size must be a positive integer, got {block_size!r}")
+    if block_size < 1:
+        raise ValueError(f"block_size must be a positive integer, got {block_size}")
+    extra = 1 if is_bigram else 0
     found: list[int] = []
-    for start in range(0, len(tokens) - block_size + 1, block_size):
+    for start in range(0, row.size - block_size - extra + 1, int(block_size)):
         above = found[-1] if found else None
-        found.append(block_hash(above, tokens[start : start + block_size], namespace))
+        found.append(block_hash(above, row[start : start + block_size + extra], namespace))
     return found
 
 

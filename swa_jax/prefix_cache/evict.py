@@ -15,6 +15,7 @@ from swa_jax.inputs import as_int32
 from swa_jax.paging import look_up, pages_for
 from swa_jax.plan_free import FreePlan, commit_free
 from swa_jax.pool import nowhere
+from swa_jax.prefix_cache.arguments import check_pair
 from swa_jax.prefix_cache.policy import leaving_order
 from swa_jax.prefix_cache.select import least_k, over_subtrees
 from swa_jax.prefix_cache.table import lay_out_when_worn, strike_out
@@ -49,7 +50,8 @@ def evict(
     Full pages go from the leaves up. SWA pages go first where no prefix needs them: those
     further than a window from the end of every branch, so that a branch stays usable as long as
     any page can be had elsewhere. A leaf whose SWA page goes leaves the tree, and so do the
-    tombstones above it that nothing live hangs from.
+    tombstones above it that nothing live hangs from. Unlocked tombstones that nothing live or
+    locked hangs from leave first, whatever the amounts, 0 and below included.
 
     Args:
       cache: the tree.
@@ -63,6 +65,7 @@ def evict(
 
     Rules R9 to R11; public reports B39, B44, B46.
     """
+    check_pair(cache, state)
     full = as_int32("full_tokens", full_tokens, 0)
     return _evict(cache, state, full, as_int32("swa_tokens", swa_tokens, 0))
 

@@ -86,8 +86,6 @@ def _first_bad(cache: PrefixCache, keys: Keys, nodes: jax.Array) -> jax.Array:
 def find_chain(cache: PrefixCache, keys: Keys) -> Chain:
     """Follows a prompt's pages down from the root as far as they are cached."""
     count = keys.hash.shape[0]
-    if count == 0:
-        return Chain(jnp.zeros(0, jnp.int32), jnp.int32(0))
     nodes = _search(cache, keys)
 
     def mistaken(carry: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -10,8 +10,9 @@ from jax.typing import ArrayLike
 from swa_jax.free import free
 from swa_jax.inputs import Ints, as_int32, check_lengths
 from swa_jax.paging import first_places, look_up, offset_of, page_of
+from swa_jax.prefix_cache.arguments import check_pair
 from swa_jax.prefix_cache.find import Chain, find_chain
-from swa_jax.prefix_cache.keys import Keys, cut_pages
+from swa_jax.prefix_cache.keys import Keys, at_least, cut_pages
 from swa_jax.prefix_cache.match import note_use, path_slots
 from swa_jax.prefix_cache.table import name_nodes
 from swa_jax.prefix_cache.tree import LEAST, ROOT, PrefixCache
@@ -78,6 +79,7 @@ def insert(
 
     Rules R8, R9 and R11; public reports B07, B24, B31, B40.
     """
+    check_pair(cache, state)
     row, own = as_int32("tokens", tokens, 1), as_int32("slots", slots, 1)
     check_lengths(tokens=row, slots=own)
     count, space = as_int32("length", length, 0), as_int32("namespace", namespace, 0)
@@ -123,7 +125,7 @@ def _read_own(cache: PrefixCache, state: AllocatorState, slots: jax.Array, keys:
     config = cache.config.pool
     size, count = config.page_size, keys.hash.shape[0]
     outside = state.full.free.shape[0]
-    slot = slots[: count * size : size]
+    slot = at_least(size, slots)[: count * size : size]
     inside = (slot >= jnp.int32(size)) & (slot < jnp.int32(config.full_tokens + size))
     place = jnp.arange(count, dtype=jnp.int32)
     named = inside & (place < keys.count)

@@ -27,20 +27,28 @@ def mix(bits: jax.Array) -> jax.Array:
     return bits ^ (bits >> 16)
 
 
+def at_least(room: int, values: jax.Array) -> jax.Array:
+    """`values`, with zeros after them where they are fewer than `room`."""
+    return jnp.pad(values, (0, max(0, room - values.shape[0])))
+
+
 def cut_pages(
     config: CacheConfig, tokens: jax.Array, length: jax.Array, namespace: jax.Array
 ) -> Keys:
-    """Page keys of int32[T] `tokens`, of which the first `length` count."""
+    """Page keys of int32[T] `tokens`, of which the first `length` count.
+
+    There is one page at least, not in use, where the tokens make none: no array is empty.
+    """
     size, width = config.pool.page_size, config.key_tokens
     extra = width - size
     room = tokens.shape[0]
     usable = jnp.clip(length, 0, room)
     usable = jnp.minimum(jnp.maximum(usable - extra, 0), jnp.int32(config.max_prefix_tokens))
-    pages = max(0, room - extra) // size
+    pages = max(1, (room - extra) // size)
     count = jax.lax.div(usable, jnp.int32(size))
     first = jnp.arange(pages, dtype=jnp.int32)[:, None] * jnp.int32(size)
     at = first + jnp.arange(width, dtype=jnp.int32)[None, :]
-    keys = tokens.at[at].get(mode="fill", fill_value=0)
+    keys = at_least(width, tokens).at[at].get(mode="fill", fill_value=0)
     return Keys(keys, _prefix_hashes(config, keys, namespace), count, namespace)
 
 

@@ -4,34 +4,19 @@ A full lock is on every page from the root to a node; an SWA lock on the pages a
 one window. Pages never split, so a path stays what it was however much is inserted around it.
 """
 
-import functools
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from swa_jax.inputs import as_int32
+from swa_jax.prefix_cache import receipts
+from swa_jax.prefix_cache.arguments import check_pair
 from swa_jax.prefix_cache.match import window_start
+from swa_jax.prefix_cache.receipts import Receipt
 from swa_jax.prefix_cache.tree import ROOT, PrefixCache
 from swa_jax.state import UNMAPPED, AllocatorState
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["node", "boundary", "born"], meta_fields=[]
-)
-@dataclass(frozen=True)
-class Receipt:
-    """What a lock locked: its release undoes just that."""
-
-    node: jax.Array  # int32[] the bottom of the path, 0 if nothing is locked
-    boundary: jax.Array  # int32[] pages from the root that carry no SWA lock of this receipt
-    born: jax.Array  # int32[] tells the node from a later one on the same page
-
-
-def no_receipt(*shape: int) -> Receipt:
-    """Receipts that hold nothing."""
-    return Receipt(*(jnp.zeros(shape, jnp.int32) for _ in range(3)))
 
 
 def lock(cache: PrefixCache, state: AllocatorState, node: ArrayLike) -> tuple[PrefixCache, Receipt]:
@@ -47,10 +32,12 @@ def lock(cache: PrefixCache, state: AllocatorState, node: ArrayLike) -> tuple[Pr
 
     Returns:
       The cache and the receipt that `unlock` takes. Only live pages are locked in SWA: where a
-      tombstone lies in the window, those below it.
+      tombstone lies in the window, those below it. While `cache.config.most_receipts` (one for
+      each full page and 1,024 more) are out, nothing is locked and the receipt is empty.
 
     Rule R10; public reports B41, B45.
     """
+    check_pair(cache, state)
     return _lock(cache, state, as_int32("node", node, 0))
 
 
@@ -60,7 +47,7 @@ def _lock(
 ) -> tuple[PrefixCache, Receipt]:
     inside = (node > ROOT) & (node < cache.in_tree.shape[0])
     known = inside & cache.in_tree[jnp.where(inside, node, ROOT)]
-    node = jnp.where(known, node, ROOT)
+    node = jnp.where(known & receipts.room_is_left(cache), node, ROOT)
     start = window_start(cache.config, cache.depth[node])
 
     def covers(above: jax.Array) -> jax.Array:
@@ -69,7 +56,7 @@ def _lock(
 
     top = jax.lax.while_loop(covers, lambda above: cache.parent[above], node)
     boundary = jnp.where(top > ROOT, cache.depth[top], 0)
-    return _add(cache, node, boundary, 1), Receipt(node, boundary, cache.born[node])
+    return receipts.take(_add(cache, node, boundary, 1), node, boundary)
 
 
 def unlock(cache: PrefixCache, receipt: Receipt) -> PrefixCache:
@@ -77,27 +64,28 @@ def unlock(cache: PrefixCache, receipt: Receipt) -> PrefixCache:
 
     Args:
       cache: the tree.
-      receipt: of `lock`, or of `release_swa_lock`. A receipt whose node is unlocked, or has left
-        the tree, changes nothing.
+      receipt: of `lock`, or the last one of `release_swa_lock`. A receipt that was used before,
+        or is from before a `reset`, changes nothing.
 
     Returns:
       The cache.
     """
-    return _unlock(cache, receipt)
+    return _unlock(cache, as_receipts(receipt, 0))
 
 
-def _standing(cache: PrefixCache, receipt: Receipt) -> jax.Array:
-    """int32[] the node of a receipt that still holds something, ROOT otherwise."""
-    node = receipt.node
-    inside = (node > ROOT) & (node < cache.in_tree.shape[0])
-    node = jnp.where(inside, node, ROOT)
-    holds = cache.in_tree[node] & (cache.born[node] == receipt.born)
-    return jnp.where(inside & holds & (cache.full_locks[node] > 0), node, ROOT)
+def as_receipts(receipt: Receipt, ndim: int) -> Receipt:
+    """One receipt (`ndim` 0) or a batch of them (1); ValueError for anything else."""
+    if not isinstance(receipt, Receipt):
+        raise ValueError(f"receipt must be a Receipt, got {type(receipt).__name__}")
+    names = [field.name for field in fields(Receipt)]
+    parts = {f"receipt.{name}": getattr(receipt, name) for name in names}
+    return Receipt(*(as_int32(name, part, ndim) for name, part in parts.items()))
 
 
 @jax.jit
 def _unlock(cache: PrefixCache, receipt: Receipt) -> PrefixCache:
-    return _add(cache, _standing(cache, receipt), receipt.boundary, -1)
+    node = receipts.standing(cache, receipt)
+    return receipts.give_back(_add(cache, node, receipt.boundary, -1), receipt, node)
 
 
 def release_swa_lock(
@@ -107,16 +95,16 @@ def release_swa_lock(
 
     Args:
       cache: the tree.
-      receipt: of `lock`; use the returned one from here on.
+      receipt: of `lock`; use the returned one from here on, this one is spent.
       tokens: int32[] the frontier: only pages wholly below it are given up. All by default.
 
     Returns:
-      The cache, and a receipt that holds what is still locked.
+      The cache, and a receipt that holds what is still locked: nothing, if this one was spent.
 
     Public report B45: the later release must not lower anybody's SWA lock again.
     """
     most = 2**31 - 1 if tokens is None else tokens
-    return _release_swa(cache, receipt, as_int32("tokens", most, 0))
+    return _release_swa(cache, as_receipts(receipt, 0), as_int32("tokens", most, 0))
 
 
 @jax.jit
@@ -124,20 +112,20 @@ def _release_swa(
     cache: PrefixCache, receipt: Receipt, tokens: jax.Array
 ) -> tuple[PrefixCache, Receipt]:
     pages = jax.lax.div(jnp.maximum(tokens, 0), jnp.int32(cache.config.pool.page_size))
-    bottom = _standing(cache, receipt)
+    bottom = receipts.standing(cache, receipt)
     boundary = jnp.maximum(jnp.minimum(pages, cache.depth[bottom]), receipt.boundary)
 
     def up(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         node, locks = carry
-        released = (cache.depth[node] <= boundary) & (locks[node] > 0)
-        locks = locks.at[node].add(-released.astype(jnp.int32), mode="drop")
+        released = (cache.depth[node] <= boundary).astype(jnp.int32)
+        locks = locks.at[node].add(-released, mode="drop")
         return cache.parent[node], locks
 
     def inside(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return (carry[0] > ROOT) & (cache.depth[carry[0]] > receipt.boundary)
 
     _, locks = jax.lax.while_loop(inside, up, (bottom, cache.swa_locks))
-    return replace(cache, swa_locks=locks), replace(receipt, boundary=boundary)
+    return receipts.renew(replace(cache, swa_locks=locks), receipt, bottom, boundary)
 
 
 def _add(cache: PrefixCache, node: jax.Array, boundary: jax.Array, change: int) -> PrefixCache:

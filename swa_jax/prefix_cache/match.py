@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 
 from swa_jax.inputs import Ints, as_int32
 from swa_jax.paging import look_up
+from swa_jax.prefix_cache.arguments import check_pair
 from swa_jax.prefix_cache.find import Chain, find_chain
 from swa_jax.prefix_cache.keys import cut_pages
 from swa_jax.prefix_cache.tree import ROOT, CacheConfig, PrefixCache
@@ -53,6 +54,7 @@ def match_prefix(
 
     Rule R9; public reports B36, B37, B38, B40.
     """
+    check_pair(cache, state)
     row = as_int32("tokens", tokens, 1)
     count = as_int32("length", length, 0)
     return _match(cache, state, row, count, as_int32("namespace", namespace, 0))
@@ -77,10 +79,7 @@ def _match(
 
 def usable_pages(config: CacheConfig, state: AllocatorState, chain: Chain) -> jax.Array:
     """int32[] pages of a chain up to the last one that has a live window behind it."""
-    count = chain.nodes.shape[0]
-    if count == 0:
-        return jnp.int32(0)
-    place = jnp.arange(count, dtype=jnp.int32)
+    place = jnp.arange(chain.nodes.shape[0], dtype=jnp.int32)
     live = look_up(state.full_to_swa, chain.nodes, UNMAPPED) != UNMAPPED
     dead = jnp.where(live, jnp.int32(-1), place)
     last_dead = jax.lax.associative_scan(jnp.maximum, dead)

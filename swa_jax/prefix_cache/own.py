@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from swa_jax.paging import pages_for
 from swa_jax.prefix_cache.insert import insert
-from swa_jax.prefix_cache.locks import Receipt, lock, unlock
+from swa_jax.prefix_cache.locks import lock, unlock
 from swa_jax.prefix_cache.match import path_slots
+from swa_jax.prefix_cache.receipts import Receipt
 from swa_jax.prefix_cache.tree import PrefixCache
 from swa_jax.state import AllocatorState
 

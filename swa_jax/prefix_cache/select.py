@@ -50,6 +50,25 @@ def _split(marks: jax.Array, key: jax.Array, k: jax.Array) -> jax.Array:
     return jax.lax.while_loop(lambda bounds: bounds[0] < bounds[1], halve, (low, high))[0]
 
 
+def sum_over_subtrees(parent: jax.Array, values: jax.Array, reach: jax.Array) -> jax.Array:
+    """int32[N]: the sum of `values` over each node and what is below it; none for the root.
+
+    Args:
+      parent: int32[N]; the root is its own parent.
+      values: int32[N].
+      reach: int32[] levels to look down.
+    """
+
+    def look(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        values, above, distance = carry
+        # At first the nodes less than `distance` below are in, then those less than twice that.
+        values = values.at[above].add(values, mode="drop").at[0].set(0, mode="drop")
+        return values, look_up(above, above, 0), distance * 2
+
+    start = (values.at[0].set(0, mode="drop"), parent, jnp.int32(1))
+    return jax.lax.while_loop(lambda carry: carry[2] <= reach, look, start)[0]
+
+
 def over_subtrees(
     parent: jax.Array, values: jax.Array, reach: jax.Array, step: int, *, least: bool = False
 ) -> jax.Array:

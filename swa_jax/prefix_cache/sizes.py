@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from swa_jax.prefix_cache.arguments import check_pair
 from swa_jax.prefix_cache.tree import PrefixCache
 from swa_jax.state import UNMAPPED, AllocatorState
 
@@ -12,24 +13,28 @@ def _tokens(cache: PrefixCache, marks: jax.Array) -> jax.Array:
 
 
 def full_evictable_size(cache: PrefixCache, state: AllocatorState | None = None) -> jax.Array:
-    """int32[] full tokens of pages that no lock holds; `state` is not looked at."""
-    del state  # the four sizes are called alike
+    """int32[] full tokens of pages that no lock holds; `state` is only checked to be the tree's."""
+    if state is not None:  # the four sizes are called alike
+        check_pair(cache, state)
     return _tokens(cache, cache.in_tree & (cache.full_locks == 0))
 
 
 def full_protected_size(cache: PrefixCache, state: AllocatorState | None = None) -> jax.Array:
-    """int32[] full tokens of locked pages; `state` is not looked at."""
-    del state
+    """int32[] full tokens of locked pages; `state` is only checked to be the tree's."""
+    if state is not None:
+        check_pair(cache, state)
     return _tokens(cache, cache.in_tree & (cache.full_locks > 0))
 
 
 def swa_evictable_size(cache: PrefixCache, state: AllocatorState) -> jax.Array:
     """int32[] SWA tokens of live pages that no SWA lock holds."""
+    check_pair(cache, state)
     live = cache.in_tree & (state.full_to_swa != UNMAPPED)
     return _tokens(cache, live & (cache.swa_locks == 0))
 
 
 def swa_protected_size(cache: PrefixCache, state: AllocatorState) -> jax.Array:
     """int32[] SWA tokens of live pages that an SWA lock holds."""
+    check_pair(cache, state)
     live = cache.in_tree & (state.full_to_swa != UNMAPPED)
     return _tokens(cache, live & (cache.swa_locks > 0))

@@ -4,11 +4,12 @@ A cached page is a node and its node id is its full page id, so tree and allocat
 about who holds what. A *tombstone* (full KV kept, SWA gone) is a page whose mapping is 0.
 
 Legend: F full pages, P page_size, K tokens in a node's key (P, or P + 1 for bigram keys), H places
-of the hash table. Node 0, the padding page, stands for the root of every namespace.
+of the hash table, M receipts. Node 0, the padding page, stands for the root of every namespace.
 """
 
 import functools
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ ROOT = 0
 LEAST = -(2**30)  # lowest rank; `select` compares values from here to its negative
 EMPTY = 0  # place of the table that was never used
 DELETED = -1  # place whose node is gone: a search goes on past it
+_LAST_SERIAL = 2**31 - 1  # serials go round from here to 1
 POLICIES = ("lru", "lfu", "fifo", "priority", "cost")
 
 
@@ -42,6 +44,16 @@ class CacheConfig:
         """A power of two, at least twice the pages: searches stay short."""
         return 1 << (2 * self.pool.full_pages + 1).bit_length()
 
+    @property
+    def most_receipts(self) -> int:
+        """M, locks that can stand at once: one for each full page and 1,024 more.
+
+        A running request has one lock and at least one page that is its own, for the token it
+        computes, so requests alone never take more than there are pages; the others are for pins,
+        and for the moment at which a request has its new lock and still the old one.
+        """
+        return self.pool.full_pages + 1024
+
 
 @functools.partial(
     jax.tree_util.register_dataclass,
@@ -62,6 +74,12 @@ class CacheConfig:
         "table",
         "num_deleted",
         "clock",
+        "receipt_serial",
+        "receipt_node",
+        "receipt_boundary",
+        "spare_receipts",
+        "num_receipts",
+        "serial",
     ],
     meta_fields=["config"],
 )
@@ -85,6 +103,12 @@ class PrefixCache:
     table: jax.Array  # [H] node ids, EMPTY or DELETED
     num_deleted: jax.Array  # [] DELETED places
     clock: jax.Array  # []
+    receipt_serial: jax.Array  # [M] of the receipt that has this entry, 0 if none has
+    receipt_node: jax.Array  # [M] what that receipt locked
+    receipt_boundary: jax.Array  # [M] and how much of it in full alone
+    spare_receipts: jax.Array  # [M] a stack: from `num_receipts` on the entries that are free
+    num_receipts: jax.Array  # [] outstanding
+    serial: jax.Array  # [] the last one given
     config: CacheConfig  # static
 
 
@@ -100,7 +124,8 @@ def init(
 
     Args:
       config: the allocator's.
-      max_prefix_tokens: prefixes are cached up to this many tokens; all of them by default.
+      max_prefix_tokens: prefixes are cached up to this many tokens; all of them by default, and
+        with any number from the pool's tokens on.
       is_bigram: compare pairs of tokens, as EAGLE's draft layer needs: a prefix of n tokens has
         n - 1 pairs, and only whole pages of pairs are cached.
       policy: which pages leave first: "lru", "lfu" (fewest matches), "fifo", "priority" (lowest
@@ -110,19 +135,32 @@ def init(
     Raises:
       ValueError: an unknown policy, or sizes that cannot work.
     """
+    if not isinstance(config, PoolConfig):
+        raise ValueError(f"config must be a PoolConfig, got {config!r}")
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
-    if max_prefix_tokens is not None and max_prefix_tokens < 0:
-        raise ValueError(f"max_prefix_tokens must not be negative, got {max_prefix_tokens}")
-    if not 0 <= hash_bits <= 32:
-        raise ValueError(f"hash_bits must be 0 .. 32, got {hash_bits}")
-    most = config.full_tokens if max_prefix_tokens is None else int(max_prefix_tokens)
-    return new_cache(CacheConfig(config, most, is_bigram, policy, hash_bits))
+    most = config.full_tokens
+    if max_prefix_tokens is not None:
+        most = min(most, _not_negative("max_prefix_tokens", max_prefix_tokens))
+    bits = _not_negative("hash_bits", hash_bits)
+    if bits > 32:
+        raise ValueError(f"hash_bits must be 0 .. 32, got {bits}")
+    return new_cache(CacheConfig(config, most, is_bigram, policy, bits))
+
+
+def _not_negative(name: str, value: object) -> int:
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"{name} must be an integer of 0 or more, got {value!r}")
+    return number
 
 
 def new_cache(config: CacheConfig) -> PrefixCache:
     """An empty cache with this static configuration."""
-    nodes = config.pool.full_pages + 1
+    nodes, receipts = config.pool.full_pages + 1, config.most_receipts
 
     def zeros(*shape: int) -> jax.Array:
         return jnp.zeros(shape, jnp.int32)
@@ -144,10 +182,26 @@ def new_cache(config: CacheConfig) -> PrefixCache:
         table=zeros(config.table_places),
         num_deleted=zeros(),
         clock=zeros(),
+        receipt_serial=zeros(receipts),
+        receipt_node=zeros(receipts),
+        receipt_boundary=zeros(receipts),
+        spare_receipts=jnp.arange(receipts, dtype=jnp.int32),
+        num_receipts=zeros(),
+        serial=zeros(),
         config=config,
     )
 
 
 def reset(cache: PrefixCache) -> PrefixCache:
-    """Forgets every prefix. The pages stay held: free them, or `clear` the allocator."""
-    return new_cache(cache.config)
+    """Forgets every prefix. The pages stay held: free them, or `clear` the allocator.
+
+    Receipts from before hold nothing any more.
+    """
+    # A jump, so that this is so for receipts of calls whose cache was thrown away, too.
+    serial = serial_after(cache.serial, cache.config.most_receipts)
+    return replace(new_cache(cache.config), serial=serial)
+
+
+def serial_after(serial: jax.Array, steps: int) -> jax.Array:
+    """int32[] a serial that many steps on: 1 .. 2^31 - 1, and round again."""
+    return jnp.maximum((serial + jnp.int32(steps)) & jnp.int32(_LAST_SERIAL), 1)

@@ -38,6 +38,9 @@ from swa_jax.replay.world import Load, LoopConfig, World, prefilling, running
 from swa_jax.window import frontier, most_swa_pages
 
 _PART = 2**20
+# An eviction makes room for this part of a pool more than is lacking. The rarer evictions are, the
+# less they cost; but the extra is what the replay loses against an exact LRU.
+_EXTRA = 64
 
 
 def _finish(config: LoopConfig, load: Load, content: Content, shared: SharedWorld) -> SharedWorld:
@@ -182,8 +185,8 @@ def _evict_short(config: LoopConfig, shared: SharedWorld) -> SharedWorld:
     def make_room(carry: tuple[SharedWorld, jax.Array]) -> tuple[SharedWorld, jax.Array]:
         shared = carry[0]
         full, swa = short(shared)
-        more_full = jnp.int32(config.pool.full_pages // 16)
-        more_swa = jnp.int32(config.pool.swa_pages // 16)
+        more_full = jnp.int32(config.pool.full_pages // _EXTRA)
+        more_swa = jnp.int32(config.pool.swa_pages // _EXTRA)
         cache, allocator, gone = evict(
             shared.cache,
             shared.world.allocator,
