@@ -241,3 +241,48 @@ def test_the_oldest_makes_progress_while_newer_ones_come_and_go():
     assert newest_done == [0, 1, 2]
     assert int(table.world.stats.retracted) > 0
     assert_only_the_cache_holds(table.world.allocator, None)
+
+
+@pytest.mark.parametrize("page", [1, 4])
+def test_a_newer_request_does_not_live_on_the_pages_that_the_oldest_waits_for(page):
+    # Found by an adversary: the newer row decoded on what its own window gave back, step by step.
+    window = 4 * page
+    table = Table(
+        200 * page, 9 * page, page, window, max_context=180, chunk_tokens=page, max_running=2
+    )
+    table.ask([7, 8, 9] * 20, [5], new=[1, 100])
+    reached = 0
+    for _ in range(70 // page + 4):
+        table.do("step")
+        if table.status[0] == DONE:
+            break
+        assert table.lengths[0] > reached
+        reached = table.lengths[0]
+    assert table.status[0] == DONE
+
+
+class Pairs(NGramDraft):
+    """Drafts whose KV depends on the next token, as a draft head's does."""
+
+    is_bigram = True
+
+
+@pytest.mark.parametrize(("page", "window"), [(8, 8), (8, 9), (1, 4)])
+def test_pages_cached_by_pairs_need_one_page_more(page, window):
+    # Found by an adversary: at the allocator's own minimum the loop never ended.
+    least = swa.PoolConfig(64, 64, page, window).min_swa_pages * page
+    with pytest.raises(ValueError, match=f"need at least {least + page} tokens"):
+        Table(64, least, page, window, draft=Pairs(2, 1), cache=True)
+    Table(64, least, page, window, draft=Pairs(2, 1))  # without a cache nothing waits for a pair
+
+
+def test_pages_cached_by_pairs_serve_at_their_minimum():
+    table = Table(64, 24, 8, 8, draft=Pairs(2, 1), cache=True, max_context=48, max_running=1)
+    table.ask([3, 5], new=40)
+    for _ in range(60):
+        table.do("step")
+        if table.status[0] == DONE:
+            break
+    assert (table.status[0], table.known()) == (DONE, 42)
+    assert int(table.world.stats.refused) == 0
+    assert_only_the_cache_holds(table.world.allocator, table.world.cache)

@@ -25,7 +25,6 @@ from swa_jax.serving.only_if import only_if
 from swa_jax.serving.queue import RUNNING, WAITING, oldest_waiting
 from swa_jax.serving.row_pages import with_receipt
 from swa_jax.serving.world import World, add_stats, of_rows, running, to_compute
-from swa_jax.window import most_swa_pages
 
 
 def admit(config: ServingConfig, world: World) -> World:
@@ -135,12 +134,20 @@ def promise_fits(
         swa_free = swa_free + page_of(swa_evictable_size(world.cache, world.allocator), size)
     full_promised, swa_promised = _promised(config, world)
     full_need = pages_for(known, size) - page_of(cached, size)
-    swa_need = jnp.minimum(most_swa_pages(config.pool, known), full_need)
+    swa_need = jnp.minimum(_most_swa_pages(config, known), full_need)
     rows = jnp.sum(running(world.rows), dtype=jnp.int32)
     fits = (full_need + full_promised + rows <= full_free) & (
         swa_need + swa_promised + rows <= swa_free
     )
     return fits | (rows == 0)  # alone it always fits: others were rejected when they came
+
+
+def _most_swa_pages(config: ServingConfig, tokens: jax.Array) -> jax.Array:
+    """SWA pages that requests of so many tokens hold at once when they recycle them."""
+    pages = pages_for(tokens, config.pool.page_size)
+    if config.pool.sliding_window is None:
+        return pages
+    return jnp.minimum(pages, jnp.int32(config.min_swa_pages))
 
 
 def _promised(config: ServingConfig, world: World) -> tuple[jax.Array, jax.Array]:
@@ -151,6 +158,6 @@ def _promised(config: ServingConfig, world: World) -> tuple[jax.Array, jax.Array
     held = pages_for(rows.length, size)
     lacks = jnp.where(open_rows, pages_for(known, size) - held, 0)
     own_swa = held - page_of(rows.evicted, size)
-    swa = jnp.minimum(lacks, most_swa_pages(config.pool, known) - own_swa)
+    swa = jnp.minimum(lacks, _most_swa_pages(config, known) - own_swa)
     swa = jnp.where(open_rows, jnp.maximum(swa, 0), 0)
     return jnp.sum(lacks, dtype=jnp.int32), jnp.sum(swa, dtype=jnp.int32)

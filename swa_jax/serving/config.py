@@ -63,6 +63,13 @@ class ServingConfig:
             )
         if self.prefill_rows > self.max_running:
             object.__setattr__(self, "prefill_rows", self.max_running)
+        if self.pool.swa_pages < self.min_swa_pages:
+            need = self.min_swa_pages * self.pool.page_size
+            raise ValueError(
+                f"swa_tokens={self.pool.swa_tokens} cannot hold one window and its next page while "
+                f"pages are cached by pairs of tokens; need at least {need} tokens "
+                f"({self.min_swa_pages} pages of {self.pool.page_size})"
+            )
 
     @property
     def num_drafts(self) -> int:
@@ -73,6 +80,15 @@ class ServingConfig:
     def key_lag(self) -> int:
         """Tokens at the end of a request that no cached page can hold yet."""
         return 1 if self.draft is not None and self.draft.is_bigram else 0
+
+    @property
+    def min_swa_pages(self) -> int:
+        """Fewest SWA pages with which one request can decode for ever.
+
+        Where keys lag, the last page is cached one token late, and its window stays that long.
+        """
+        lag = self.key_lag if self.prefix_cache and self.pool.sliding_window is not None else 0
+        return min(self.pool.full_pages, self.pool.min_swa_pages + lag)
 
     @property
     def table_pages(self) -> int:

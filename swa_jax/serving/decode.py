@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from swa_jax.counts import free_pages
 from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.draft import DraftView
 from swa_jax.serving.extend_rows import Extension, batch_of, extend_rows, last_of
@@ -13,7 +12,7 @@ from swa_jax.serving.model import ServingModel
 from swa_jax.serving.only_if import only_if
 from swa_jax.serving.requests import LENGTH, STOP
 from swa_jax.serving.rollback import Kept, roll_back, roll_back_to_snapshot
-from swa_jax.serving.room import decode_pages, decode_tokens
+from swa_jax.serving.room import decode_tokens, drafts_fit
 from swa_jax.serving.sample import sample
 from swa_jax.serving.trees import Tree
 from swa_jax.serving.verify import DraftTree, Verified, cut, verify
@@ -73,9 +72,7 @@ def _decode(
     model: ServingModel, config: ServingConfig, params: Tree, draft_params: Tree, world: World
 ) -> World:
     rows, before = world.rows, world.allocator
-    free = jnp.minimum(*free_pages(before))
-    drafts_fit = decode_pages(config, world, jnp.ones((), bool)) <= free
-    counts = decode_tokens(config, world, drafts_fit)
+    counts = decode_tokens(config, world, drafts_fit(config, world))
     allocator, extension = extend_rows(
         before, rows.length, counts, rows.last_loc, rows.table, 1 + config.num_drafts
     )

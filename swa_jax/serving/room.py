@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.counts import free_pages
-from swa_jax.paging import page_of, pages_for
+from swa_jax.paging import offset_of, page_of, pages_for
 from swa_jax.prefix_cache import evict, release_swa_lock
 from swa_jax.serving.chunk import plan_chunk
 from swa_jax.serving.config import ServingConfig
@@ -44,6 +44,25 @@ def decode_pages(config: ServingConfig, world: World, drafts: jax.Array) -> jax.
     length, size = world.rows.length, config.pool.page_size
     after = length + decode_tokens(config, world, drafts)
     return jnp.sum(pages_for(after, size) - pages_for(length, size), dtype=jnp.int32)
+
+
+def oldest_pages(config: ServingConfig, world: World) -> jax.Array:
+    """int32[] pages of each kind that the oldest request needs to go on with its prefill: 0 or 1.
+
+    Decoding rows must leave them: else a newer request could live on the pages that its own
+    window gives back while the oldest stands still.
+    """
+    rows, size = world.rows, config.pool.page_size
+    ticket = of_rows(rows, world.queue.ticket)
+    row = jnp.argmin(jnp.where(running(rows), ticket, jnp.int32(2**31 - 1)))
+    is_full = offset_of(rows.length[row], size) == 0
+    return ((to_compute(world)[row] > 1) & is_full).astype(jnp.int32)
+
+
+def drafts_fit(config: ServingConfig, world: World) -> jax.Array:
+    """bool[] there is room for every row's drafts beside what the oldest needs."""
+    pages = decode_pages(config, world, jnp.ones((), bool)) + oldest_pages(config, world)
+    return pages <= jnp.minimum(*free_pages(world.allocator))
 
 
 def _short(config: ServingConfig, world: World) -> tuple[jax.Array, jax.Array]:
@@ -102,8 +121,8 @@ def _release_passed(config: ServingConfig, world: World) -> World:
 
 
 def is_stuck(config: ServingConfig, world: World) -> jax.Array:
-    """bool[] the decoding rows cannot all go on, even without drafts, or no row at all can."""
-    pages = decode_pages(config, world, jnp.zeros((), bool))
+    """bool[] the decoding rows and the oldest cannot all go on, even without drafts."""
+    pages = decode_pages(config, world, jnp.zeros((), bool)) + oldest_pages(config, world)
     free = jnp.minimum(*free_pages(world.allocator))
     nobody_prefills = ~jnp.any(plan_chunk(config, world, free).counts > 0)
     idle = ~jnp.any(to_compute(world) == 1) & nobody_prefills
