@@ -1,4 +1,10 @@
-"""A checkpoint directory with a random model and a byte-level tokenizer, made on the spot."""
+"""A checkpoint directory with a random model and a byte-level tokenizer, made on the spot.
+
+python tests/tiny_checkpoint.py toy     makes one to try the command line with
+"""
+
+import sys
+from pathlib import Path
 
 import jax
 import tokenizers
@@ -43,3 +49,9 @@ def save_tiny(folder, *, window=8, **changes):
     save_checkpoint(folder, model, params)
     tokenizer.save(str(folder / "tokenizer.json"))
     return model, params
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.mkdir(parents=True, exist_ok=True)
+    save_tiny(target)
