@@ -1,5 +1,6 @@
 """What a caller may pass: host values are checked here, device values are only converted."""
 
+import operator
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -85,3 +86,18 @@ def check_capacity(capacity: int) -> int:
     if not 1 <= capacity <= _MOST:
         raise ValueError(f"capacity must be 1 .. 2^31 - 1 slots, got {capacity}")
     return int(capacity)
+
+
+def whole_number(name: str, value: object, least: int, most: int = _MOST) -> int:
+    """`value` as a Python int from `least` to `most`; bools and fractions are no numbers of things.
+
+    Raises:
+      ValueError: says the range and the value.
+    """
+    try:
+        number = None if isinstance(value, bool | np.bool_) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
+        raise ValueError(f"{name} must be an integer from {least} to {most}, got {value!r}")
+    return number

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from swa_jax.config import PoolConfig
+from swa_jax.inputs import whole_number
 from swa_jax.prefix_cache import POLICIES
 from swa_jax.serving.draft import Draft
 
@@ -28,7 +29,7 @@ class ServingConfig:
         "snapshot" returns to the state before the drafts and grants what was accepted.
 
     Raises:
-      ValueError: a size below 1, an unknown policy or rollback.
+      ValueError: a size below 1, an unknown policy or rollback, pools that cannot work.
     """
 
     pool: PoolConfig
@@ -43,18 +44,24 @@ class ServingConfig:
     rollback: str = "page"
 
     def __post_init__(self) -> None:
-        sizes = ("max_context", "max_running", "chunk_tokens", "prefill_rows")
-        for name in (*sizes, "max_new_tokens"):
+        for name in ("max_context", "max_running", "chunk_tokens", "prefill_rows"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), 1))
+        if self.max_new_tokens is not None:
+            most = whole_number("max_new_tokens", self.max_new_tokens, 1)
+            object.__setattr__(self, "max_new_tokens", most)
+        if not isinstance(self.pool, PoolConfig):
+            raise ValueError(f"pool must be a PoolConfig, got {self.pool!r}")
+        if not isinstance(self.prefix_cache, bool):
+            raise ValueError(f"prefix_cache must be True or False, got {self.prefix_cache!r}")
+        for name, known in (("policy", POLICIES), ("rollback", ROLLBACKS)):
             value = getattr(self, name)
-            if name == "max_new_tokens" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
-        if self.rollback not in ROLLBACKS:
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        is_source = hasattr(self.draft, "propose") and not isinstance(self.draft, type)
+        if self.draft is not None and not is_source:
             raise ValueError(
-                f"rollback must be one of {', '.join(ROLLBACKS)}, got {self.rollback!r}"
+                f"draft must be a source of drafts, such as NGramDraft(4), or None, got "
+                f"{self.draft!r}"
             )
         if self.pool.pure_swa_pool or self.pool.chunked:
             raise ValueError(

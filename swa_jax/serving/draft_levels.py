@@ -8,6 +8,7 @@ children of one node side by side.
 import jax
 import jax.numpy as jnp
 
+from swa_jax.inputs import whole_number
 from swa_jax.models.decoder.batch import PagedBatch
 from swa_jax.serving.draft import DraftView
 from swa_jax.serving.extend_rows import Extension, batch_of
@@ -24,18 +25,15 @@ def checked_branches(num_drafts: int, branches: tuple[int, ...]) -> tuple[int, .
       ValueError: a number below 1, or a K that the branches do not make.
     """
     if not branches:
-        if num_drafts < 1:
-            raise ValueError(f"num_drafts must be at least 1, got {num_drafts!r}")
-        return (1,) * num_drafts
-    if min(branches) < 1:
-        raise ValueError(f"branches must be at least 1 each, got {branches!r}")
+        return (1,) * whole_number("num_drafts", num_drafts, 1, 1024)
+    branches = tuple(whole_number("each of branches", branch, 1, 1024) for branch in branches)
     made = sum(level_widths(branches))
     if num_drafts not in (0, made):
         raise ValueError(
             f"branches={branches!r} make {made} drafts, got num_drafts={num_drafts!r}; leave "
             "num_drafts out"
         )
-    return tuple(branches)
+    return branches
 
 
 def level_widths(branches: tuple[int, ...]) -> tuple[int, ...]:

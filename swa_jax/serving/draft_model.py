@@ -52,8 +52,10 @@ class DraftModel:
     is_bigram = False
 
     def __post_init__(self) -> None:
-        made = sum(level_widths(self._levels))
-        object.__setattr__(self, "num_drafts", made)
+        levels = self._levels
+        object.__setattr__(self, "num_drafts", sum(level_widths(levels)))
+        if self.branches:  # a list would not be hashable
+            object.__setattr__(self, "branches", levels)
 
     @property
     def parents(self) -> tuple[int, ...]:

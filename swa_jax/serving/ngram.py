@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.config import PoolConfig
+from swa_jax.inputs import whole_number
 from swa_jax.models.decoder.batch import PagedBatch
 from swa_jax.serving.draft import DraftView
 from swa_jax.serving.moved_slots import MovedSlots
@@ -31,8 +32,7 @@ class NGramDraft:
 
     def __post_init__(self) -> None:
         for name in ("num_drafts", "match"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}")
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), 1, 1024))
 
     @property
     def parents(self) -> tuple[int, ...]:

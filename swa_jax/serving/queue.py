@@ -41,6 +41,7 @@ _LAST = 2**31 - 1
         "sampling",
         "namespace",
         "ignore_eos",
+        "vocab_size",
     ],
     meta_fields=[],
 )
@@ -60,9 +61,10 @@ class Queue:
     sampling: Sampling
     namespace: jax.Array  # int32[N]
     ignore_eos: jax.Array  # bool[N]
+    vocab_size: jax.Array  # int32[] tokens are 0 .. vocab_size - 1
 
 
-def empty_queue(places: int, columns: int) -> Queue:
+def empty_queue(places: int, columns: int, vocab_size: int) -> Queue:
     """A queue without requests."""
 
     def zeros(*shape: int) -> jax.Array:
@@ -86,6 +88,7 @@ def empty_queue(places: int, columns: int) -> Queue:
         ),
         namespace=zeros(places),
         ignore_eos=jnp.zeros(places, bool),
+        vocab_size=jnp.int32(vocab_size),
     )
 
 
@@ -108,7 +111,7 @@ def enter(config: ServingConfig, queue: Queue, requests: Requests) -> tuple[Queu
     Args:
       config: what is served.
       queue: before the call.
-      requests: M of them, with no more prompt columns than the queue has.
+      requests: M of them.
 
     Returns:
       The queue, and int32[M] the place of each, -1 where none was left or the prompt has no tokens.
@@ -116,11 +119,6 @@ def enter(config: ServingConfig, queue: Queue, requests: Requests) -> tuple[Queu
       done too.
     """
     count, places = requests.prompt_lens.shape[0], queue.status.shape[0]
-    if requests.tokens.shape[1] > queue.tokens.shape[1]:
-        raise ValueError(
-            f"prompts of up to {requests.tokens.shape[1]} tokens do not fit max_context="
-            f"{queue.tokens.shape[1]}"
-        )
     lens = requests.prompt_lens
     empty = jnp.argsort(queue.status != EMPTY, stable=True).astype(jnp.int32)
     room = jnp.sum(queue.status == EMPTY, dtype=jnp.int32)
@@ -128,20 +126,21 @@ def enter(config: ServingConfig, queue: Queue, requests: Requests) -> tuple[Queu
     enters = (lens > 0) & (order < room)
     taken = jnp.where(enters, empty[jnp.minimum(order, places - 1)], places)
     limit = lens + jnp.minimum(requests.max_new_tokens, jnp.int32(_LAST) - jnp.maximum(lens, 0))
-    good = can_be_served(config, lens, limit)
+    good = can_be_served(config, lens, limit) & _is_known(queue, requests)
     reason = jnp.where(good, jnp.where(limit > lens, UNFINISHED, LENGTH), REJECTED)
-    shown = jnp.clip(lens, 0, requests.tokens.shape[1])
+    tokens = requests.tokens[:, : queue.tokens.shape[1]]  # a longer prompt is rejected
+    shown = jnp.clip(lens, 0, tokens.shape[1])
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
         return old.at[taken].set(new, mode="drop")
 
-    width = queue.tokens.shape[1] - requests.tokens.shape[1]
+    width = queue.tokens.shape[1] - tokens.shape[1]
     entered = replace(
         queue,
         status=put(queue.status, jnp.where(reason == UNFINISHED, WAITING, DONE)),
         ticket=put(queue.ticket, queue.next_ticket + order),
         next_ticket=queue.next_ticket + jnp.sum(enters, dtype=jnp.int32),
-        tokens=put(queue.tokens, jnp.pad(requests.tokens, ((0, 0), (0, width)))),
+        tokens=put(queue.tokens, jnp.pad(tokens, ((0, 0), (0, width)))),
         known=put(queue.known, shown),
         prompt_lens=put(queue.prompt_lens, shown),
         limit=put(queue.limit, limit),
@@ -152,6 +151,14 @@ def enter(config: ServingConfig, queue: Queue, requests: Requests) -> tuple[Queu
         ignore_eos=put(queue.ignore_eos, requests.ignore_eos),
     )
     return entered, jnp.where(taken < places, taken, -1)
+
+
+def _is_known(queue: Queue, requests: Requests) -> jax.Array:
+    """bool[M] every token of the prompt is in the vocabulary."""
+    column = jnp.arange(requests.tokens.shape[1], dtype=jnp.int32)[None, :]
+    counts = column < requests.prompt_lens[:, None]
+    foreign = (requests.tokens < 0) | (requests.tokens >= queue.vocab_size)
+    return ~jnp.any(counts & foreign, axis=1)
 
 
 def leave(queue: Queue, places: jax.Array) -> Queue:

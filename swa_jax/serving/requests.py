@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from swa_jax.inputs import as_int32, whole_number
+
 # Why a request ended.
 UNFINISHED, STOP, LENGTH, REJECTED, CANCELLED = range(5)
 FINISH_REASONS = ("unfinished", "stop", "length", "rejected", "cancelled")
@@ -83,15 +85,13 @@ def make_requests(
     Raises:
       ValueError: what cannot be served, with the request that asks for it.
     """
-    rows = [np.asarray(prompt, np.int64).reshape(-1) for prompt in prompts]
-    count = len(rows)
-    for place, row in enumerate(rows):
-        if row.size == 0:
-            raise ValueError(f"prompt {place} has no tokens; at least one is needed")
-        if row.min() < 0 or row.max() > 2**31 - 1:
-            raise ValueError(f"prompt {place} has a token outside int32, got {row.tolist()[:8]}")
-    longest = max((row.size for row in rows), default=1)
-    columns = longest if prompt_columns is None else prompt_columns
+    rows = [_prompt(place, prompt) for place, prompt in enumerate(prompts)]
+    if not rows:
+        raise ValueError("prompts must hold at least one prompt, got none")
+    count, longest = len(rows), max(row.size for row in rows)
+    columns = longest
+    if prompt_columns is not None:
+        columns = whole_number("prompt_columns", prompt_columns, 1)
     if longest > columns:
         raise ValueError(f"prompt_columns={columns} is less than a prompt of {longest} tokens")
     tokens = np.zeros((count, columns), np.int32)
@@ -113,11 +113,28 @@ def make_requests(
     )
 
 
+def _prompt(place: int, prompt: object) -> np.ndarray:
+    """One prompt as int32 token ids."""
+    name = f"prompt {place}"
+    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence | np.ndarray | jax.Array):
+        raise ValueError(f"{name} must be a list of token ids, got {prompt!r}")
+    row = np.asarray(as_int32(name, prompt, 1))  # type: ignore[arg-type]
+    if row.size == 0:
+        raise ValueError(f"{name} has no tokens; at least one is needed")
+    if row.min() < 0:
+        raise ValueError(f"{name} has a token below 0, got {row.tolist()[:8]}")
+    return row
+
+
 def _column(
     count: int, name: str, value: object, dtype: type, least: float, most: float
 ) -> jax.Array:
     """One value for all requests, or one for each."""
     values = np.asarray(value)
+    kinds = {np.bool_: "b", np.int32: "iu"}.get(dtype, "iuf")
+    if values.dtype.kind not in kinds:
+        words = {"b": "True or False", "iu": "integers", "iuf": "numbers"}[kinds]
+        raise ValueError(f"{name} must hold {words}, got {value!r}")
     if values.shape not in ((), (count,)):
         raise ValueError(
             f"{name} must be one value or {count} (one a request), got shape {values.shape}"
@@ -126,4 +143,7 @@ def _column(
     if bad.any():
         seen = values[bad][0] if values.ndim else values[()]
         raise ValueError(f"{name} must be from {least} to {most}, got {seen}")
-    return jnp.asarray(np.broadcast_to(values, (count,)).astype(dtype))
+    kept = np.broadcast_to(values, (count,)).astype(dtype)
+    if ((kept == 0) & (values != 0)).any():  # a temperature so low would turn into greedy
+        raise ValueError(f"{name} is too close to 0 for float32, got {value!r}")
+    return jnp.asarray(kept)

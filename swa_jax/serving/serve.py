@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
+from swa_jax.inputs import Ints, as_int32
 from swa_jax.models.decoder import DecoderConfig
 from swa_jax.prefix_cache import PrefixCache
 from swa_jax.serving import queue as queues
@@ -14,7 +15,7 @@ from swa_jax.serving.model import ServingModel, as_model
 from swa_jax.serving.requests import Requests
 from swa_jax.serving.step import step
 from swa_jax.serving.trees import Tree
-from swa_jax.serving.world import Stats, World, new_world
+from swa_jax.serving.world import Stats, World, check_world, new_world
 from swa_jax.state import AllocatorState
 
 
@@ -114,6 +115,7 @@ def submit(config: ServingConfig, world: World, requests: Requests) -> tuple[Wor
     Returns:
       The world, and int32[M] the place of each in the queue, -1 where there was none.
     """
+    check_world(config, world)
     queue, places = queues.enter(config, world.queue, requests)
     return _with_queue(world, queue), places
 
@@ -123,14 +125,14 @@ def unfinished(world: World) -> jax.Array:
     return queues.open_requests(world.queue)
 
 
-def cancel(world: World, places: jax.Array) -> World:
+def cancel(world: World, places: Ints) -> World:
     """Ends int32[M] requests; their pages go back in the next step. -1 and ended ones: nothing."""
-    return _with_queue(world, queues.cancel(world.queue, places))
+    return _with_queue(world, queues.cancel(world.queue, as_int32("places", places, 1)))
 
 
-def release(world: World, places: jax.Array) -> World:
+def release(world: World, places: Ints) -> World:
     """Forgets int32[M] requests that are done, so that others can have their places."""
-    return _with_queue(world, queues.leave(world.queue, places))
+    return _with_queue(world, queues.leave(world.queue, as_int32("places", places, 1)))
 
 
 def _with_queue(world: World, queue: queues.Queue) -> World:
@@ -169,19 +171,22 @@ def run_steps(
       steps: int32[]; another number needs no new compilation.
       draft_params: of `config.draft`.
     """
-    count = jnp.asarray(steps, jnp.int32)
+    check_world(config, world)
+    count = as_int32("steps", steps, 0)
     return _run_steps(as_model(model), config, params, draft_params, count, world)
 
 
-def outputs(config: ServingConfig, world: World, places: jax.Array) -> tuple[jax.Array, jax.Array]:
+def outputs(config: ServingConfig, world: World, places: Ints) -> tuple[jax.Array, jax.Array]:
     """What int32[M] requests have generated so far.
 
     Returns:
-      int32[M, O] tokens, 0 past the end, and int32[M] how many.
+      int32[M, O] tokens, 0 past the end, and int32[M] how many: none for -1.
     """
     queue, width = world.queue, config.output_columns
-    inside = jnp.clip(places, 0, queue.status.shape[0] - 1)
-    start, known = queue.prompt_lens[inside], queue.known[inside]
+    at = as_int32("places", places, 1)
+    inside = jnp.clip(at, 0, queue.status.shape[0] - 1)
+    start = queue.prompt_lens[inside]
+    known = jnp.where(at == inside, queue.known[inside], start)
     column = start[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :]
     within = column < known[:, None]
     at = jnp.minimum(column, jnp.int32(queue.tokens.shape[1] - 1))

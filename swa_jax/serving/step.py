@@ -18,7 +18,7 @@ from swa_jax.serving.model import ServingModel
 from swa_jax.serving.prefill import prefill_step
 from swa_jax.serving.room import make_room
 from swa_jax.serving.trees import Tree
-from swa_jax.serving.world import World, add_stats, running
+from swa_jax.serving.world import World, add_stats, check_world, running
 
 
 def leave(config: ServingConfig, world: World) -> World:
@@ -54,6 +54,7 @@ def step(
       draft_params: of the source of drafts, None where it has none.
       world: before the step.
     """
+    check_world(config, world)
     world = finish(config, world)
     world = leave(config, world)
     world = admit(config, world)

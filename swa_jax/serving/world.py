@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax import prefix_cache
+from swa_jax.inputs import whole_number
 from swa_jax.prefix_cache import PrefixCache, Receipt, no_receipt
 from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.model import ServingModel
@@ -150,7 +151,7 @@ def new_world(model: ServingModel, config: ServingConfig, places: int) -> World:
             receipts=no_receipt(rows),
             fresh=jnp.zeros(rows, bool),
         ),
-        queue=empty_queue(places, config.max_context),
+        queue=empty_queue(whole_number("places", places, 1), config.max_context, model.vocab_size),
         stats=Stats(*(zeros() for _ in Stats.__dataclass_fields__)),
         refused_at=jnp.full((), -1, jnp.int32),
     )
@@ -175,6 +176,27 @@ def to_compute(world: World) -> jax.Array:
 def ended(world: World) -> jax.Array:
     """bool[R] rows whose request is over."""
     return running(world.rows) & (of_rows(world.rows, world.queue.reason) != 0)
+
+
+def check_world(config: ServingConfig, world: World) -> None:
+    """Refuses a world that was made for another configuration.
+
+    Raises:
+      ValueError: says what differs.
+    """
+    seen = {
+        "pool": (world.allocator.config, config.pool),
+        "max_running": (world.rows.request.shape[0], config.max_running),
+        "max_context": (world.queue.tokens.shape[1], config.max_context),
+        "pages of a row": (world.rows.table.shape[1], config.table_pages),
+        "prefix_cache": (world.cache is not None, config.prefix_cache),
+    }
+    for name, (made, wanted) in seen.items():
+        if made != wanted:
+            raise ValueError(
+                f"the world was made with another configuration: its {name} is {made}, the "
+                f"configuration's {wanted}"
+            )
 
 
 def add_stats(world: World, **more: jax.Array) -> World:
