@@ -97,23 +97,24 @@ def test_configuration_takes_any_integer():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "numbers"),
     [
-        lambda: NGramDraft(0),
-        lambda: NGramDraft(1.5),
-        lambda: NGramDraft(True),
-        lambda: DraftModel(MODEL),
-        lambda: DraftModel(MODEL, branches=(2, 1.5)),
-        lambda: DraftHead(None, 0),
+        (NGramDraft, {"num_drafts": 0}),
+        (NGramDraft, {"num_drafts": 1.5}),
+        (NGramDraft, {"num_drafts": True}),
+        (DraftModel, {"model": MODEL}),
+        (DraftModel, {"model": MODEL, "branches": (2, 1.5)}),
+        (DraftHead, {"config": None, "num_drafts": 0}),
     ],
 )
-def test_sources_of_drafts(make):
+def test_sources_of_drafts(make, numbers):
     with pytest.raises(ValueError, match="must be an integer from 1 to 1024"):
-        make()
+        make(**numbers)
 
 
 def test_branches_may_be_a_list():
-    draft = DraftModel(MODEL, branches=[2, 2])
+    given: dict = {"branches": [2, 2]}
+    draft = DraftModel(MODEL, **given)
     assert draft.num_drafts == 6
     assert hash(draft) == hash(DraftModel(MODEL, branches=(2, 2)))
 
@@ -158,7 +159,7 @@ def test_a_world_of_another_configuration_is_refused():
     with pytest.raises(ValueError, match="places must be an integer from 1"):
         new_world(MODEL, CONFIG, 0)
     with pytest.raises(ValueError, match="steps must hold integers"):
-        run_steps(MODEL, None, CONFIG, world, 1.5)
+        run_steps(MODEL, None, CONFIG, world, **{"steps": 1.5})
 
 
 def test_a_bound_of_steps_may_be_as_large_as_can_be():

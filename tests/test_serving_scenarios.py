@@ -40,7 +40,7 @@ class Table:
         self.config = ServingConfig(pool, prefix_cache=cache, draft=draft, **sizes)
         self.world = serving.new_world(self.model, self.config, 4)
 
-    def ask(self, *prompts, new=8):
+    def ask(self, *prompts, new: int | list[int] = 8):
         requests = serving.make_requests(prompts, max_new_tokens=new)
         self.world, places = serving.submit(self.config, self.world, requests)
         return np.asarray(places).tolist()
@@ -104,6 +104,7 @@ def test_b14_b15_what_drafts_reserve_comes_back_to_the_last_page(rollback):
             break
     assert table.known() == 16
     assert table.do("finish") == (20, 20)  # 15 committed: three whole pages are the tree's
+    assert table.world.cache is not None
     assert int(prefix_cache.full_evictable_size(table.world.cache)) == 12
     assert_only_the_cache_holds(table.world.allocator, table.world.cache)
 
