@@ -159,7 +159,7 @@ def test_a_world_of_another_configuration_is_refused():
     with pytest.raises(ValueError, match="places must be an integer from 1"):
         new_world(MODEL, CONFIG, 0)
     with pytest.raises(ValueError, match="steps must hold integers"):
-        run_steps(MODEL, None, CONFIG, world, **{"steps": 1.5})
+        run_steps(MODEL, None, CONFIG, world, steps=1.5)
 
 
 def test_a_bound_of_steps_may_be_as_large_as_can_be():

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from swa_jax.inputs import Ints, as_int32
 from swa_jax.models.decoder import DecoderConfig
@@ -157,7 +158,7 @@ def run_steps(
     params: Tree,
     config: ServingConfig,
     world: World,
-    steps: int | jax.Array,
+    steps: ArrayLike,
     *,
     draft_params: Tree = None,
 ) -> World:
