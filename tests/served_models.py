@@ -29,7 +29,7 @@ def tiny(window, *, family="gemma3", eos=(), **changes):
         "max_context": 512,
         "eos_token_ids": eos,
         "qk_norm": family == "gemma3",
-        "tie_embeddings": family == "gemma3",
+        "tie_embeddings": False,  # tied, random ones repeat one token for ever
         "sinks": family == "gpt_oss",
         "attention_bias": family == "gpt_oss",
         "num_experts": 4 if family == "gpt_oss" else 0,

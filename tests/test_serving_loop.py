@@ -56,7 +56,10 @@ def padded(prompts, places=PLACES, *, max_new_tokens, **wanted):
         return [*value, *[rest] * more] if isinstance(value, list) else value
 
     new = max_new_tokens if isinstance(max_new_tokens, list) else [max_new_tokens] * len(prompts)
-    wanted = {name: column(value, 0) for name, value in wanted.items()}
+    wanted = {
+        name: column(value, type(value[0])(0) if isinstance(value, list) else 0)
+        for name, value in wanted.items()
+    }
     return make_requests(
         [*prompts, *[[0]] * more], prompt_columns=40, max_new_tokens=column(new, 0), **wanted
     )

@@ -287,3 +287,24 @@ def test_pages_cached_by_pairs_serve_at_their_minimum():
     assert (table.status[0], table.known()) == (DONE, 42)
     assert int(table.world.stats.refused) == 0
     assert_only_the_cache_holds(table.world.allocator, table.world.cache)
+
+
+def test_behind_a_fence_who_does_not_fit_waits_and_nobody_is_retracted():
+    # Found by an adversary: eviction and retraction free nothing behind a fence, so the loop went
+    # on until one row was left.
+    table = Table(32, 12, 4, 4, max_running=3)
+    table.ask(prompt(4), prompt(4, 2), new=9)
+    table.do("admit", "prefill", "admit", "prefill", "decode")
+    assert (table.lengths, table.free) == ([4, 4], (24, 4))
+    table.world = serving.raise_fence(table.world)
+    table.do("make_room", "decode")
+    assert (table.lengths, table.free) == ([5, 4], (20, 0))  # the older one has the page
+    table.do("make_room", "decode")
+    stats = table.world.stats
+    assert (int(stats.retracted), int(stats.refused)) == (0, 0)
+    assert table.lengths == [6, 4]
+    table.world = serving.lift_fence(table.world)
+    for _ in range(60):
+        table.do("step")
+    assert table.status[:2] == [DONE, DONE]
+    assert_only_the_cache_holds(table.world.allocator, None)

@@ -400,9 +400,9 @@ def test_levels_of_a_tree():
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({}, "num_drafts must be at least 1"),
-        ({"num_drafts": -1}, "num_drafts must be at least 1"),
-        ({"branches": (2, 0)}, "branches must be at least 1"),
+        ({}, "num_drafts must be an integer from 1"),
+        ({"num_drafts": -1}, "num_drafts must be an integer from 1"),
+        ({"branches": (2, 0)}, "branches must be an integer from 1"),
         ({"branches": (2, 2), "num_drafts": 3}, "make 6 drafts"),
     ],
 )

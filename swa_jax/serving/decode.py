@@ -12,7 +12,7 @@ from swa_jax.serving.model import ServingModel
 from swa_jax.serving.only_if import only_if
 from swa_jax.serving.requests import LENGTH, STOP
 from swa_jax.serving.rollback import Kept, roll_back, roll_back_to_snapshot
-from swa_jax.serving.room import decode_tokens, drafts_fit
+from swa_jax.serving.room import decode_tokens, drafts_fit, fitting_rows
 from swa_jax.serving.sample import sample
 from swa_jax.serving.trees import Tree
 from swa_jax.serving.verify import DraftTree, Verified, cut, verify
@@ -72,7 +72,7 @@ def _decode(
     model: ServingModel, config: ServingConfig, params: Tree, draft_params: Tree, world: World
 ) -> World:
     rows, before = world.rows, world.allocator
-    counts = decode_tokens(config, world, drafts_fit(config, world))
+    counts = fitting_rows(world, decode_tokens(config, world, drafts_fit(config, world)))
     allocator, extension = extend_rows(
         before, rows.length, counts, rows.last_loc, rows.table, 1 + config.num_drafts
     )

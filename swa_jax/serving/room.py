@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from swa_jax.counts import free_pages
 from swa_jax.paging import offset_of, page_of, pages_for
 from swa_jax.prefix_cache import evict, release_swa_lock
+from swa_jax.rank import exclusive_sum
 from swa_jax.serving.chunk import plan_chunk
 from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.only_if import only_if
@@ -59,6 +60,20 @@ def oldest_pages(config: ServingConfig, world: World) -> jax.Array:
     return ((to_compute(world)[row] > 1) & is_full).astype(jnp.int32)
 
 
+def fitting_rows(world: World, counts: jax.Array) -> jax.Array:
+    """int32[R] `counts` of the oldest rows that the free pages reach, 0 for the others.
+
+    All of them, after `make_room`; not behind a fence.
+    """
+    rows, size = world.rows, world.allocator.config.page_size
+    need = pages_for(rows.length + counts, size) - pages_for(rows.length, size)
+    ticket = of_rows(rows, world.queue.ticket)
+    order = jnp.argsort(jnp.where(counts > 0, ticket, jnp.int32(2**31 - 1)))
+    taken = exclusive_sum(need[order]) + need[order]
+    fits = taken <= jnp.minimum(*free_pages(world.allocator))
+    return jnp.where(jnp.zeros_like(fits).at[order].set(fits, mode="drop"), counts, 0)
+
+
 def drafts_fit(config: ServingConfig, world: World) -> jax.Array:
     """bool[] there is room for every row's drafts beside what the oldest needs."""
     pages = decode_pages(config, world, jnp.ones((), bool)) + oldest_pages(config, world)
@@ -73,7 +88,9 @@ def _short(config: ServingConfig, world: World) -> tuple[jax.Array, jax.Array]:
     prefill = jnp.sum(pages_for(length + chunk, size) - pages_for(length, size), dtype=jnp.int32)
     wanted = prefill + decode_pages(config, world, jnp.ones((), bool))
     full_free, swa_free = free_pages(world.allocator)
-    return wanted - full_free, wanted - swa_free
+    # What a fence has queued will be free: evicting more would not help this step either.
+    full, of_swa = world.allocator.full, world.allocator.swa
+    return wanted - full_free - full.num_pending, wanted - swa_free - of_swa.num_pending
 
 
 def _evict_short(config: ServingConfig, world: World) -> World:
@@ -148,7 +165,8 @@ def make_room(config: ServingConfig, world: World) -> World:
     """Frees what this step needs, so that at least the oldest request makes progress.
 
     In this order: the cache gives up pages nobody uses; rows give up locks on windows they have
-    left; the newest requests are retracted, one by one, never the last.
+    left; the newest requests are retracted, one by one, never the last. Behind a fence nobody is
+    retracted, since nothing that is freed can be granted: who does not fit waits.
 
     Public reports B46, B52.
     """
@@ -156,7 +174,8 @@ def make_room(config: ServingConfig, world: World) -> World:
     def go_on(carry: tuple[World, jax.Array]) -> jax.Array:
         world, turn = carry
         many = jnp.sum(running(world.rows), dtype=jnp.int32) > 1
-        return (turn == 0) | (is_stuck(config, world) & ((turn == 1) | many))
+        helps = (turn == 1) | (many & ~world.allocator.group_open)
+        return (turn == 0) | (is_stuck(config, world) & helps)
 
     def turn_of(carry: tuple[World, jax.Array]) -> tuple[World, jax.Array]:
         world, turn = carry

@@ -55,6 +55,7 @@ def _keep_likeliest(
     chances = jax.nn.softmax(ordered, axis=-1)
     before = jnp.cumsum(chances, axis=-1) - chances
     inside = jnp.sum(before < top_p, axis=-1, dtype=jnp.int32)
+    inside = jnp.where(top_p >= 1, count, inside)  # rounding must not cut the last ones off
     by_p = jnp.take_along_axis(ordered, jnp.maximum(inside - 1, 0)[:, None], axis=-1, mode="clip")
     stays = (scaled >= by_k[:, None]) & (scaled >= by_p)
     return jnp.where(stays, scaled, _NEVER)

@@ -51,7 +51,8 @@ class DecoderConfig:
       swa_rope: rotary embedding of SWA layers.
       attention_scale: what query-key products are multiplied by.
       max_context: most tokens the model was made for.
-      attn_softcap: c, products become c * tanh(product / c); None: left as they are.
+      attn_softcap: c, products become c * tanh(product / c); None: left as they are, as in every
+        published Gemma 3. Transformers' Gemma 3 reads a value and does not apply it.
       final_softcap: the same for logits.
       norm_eps: added to the mean square in every norm.
       sinks: each query head has a learned number that takes part in the softmax and has no value.
