@@ -11,11 +11,13 @@ from swa_jax.models.decoder.paged_attention import attend_pages
 from swa_jax.models.decoder.pallas_attention import choose_attention
 from swa_jax.models.decoder.params import num_params, random_params
 from swa_jax.models.decoder.published_config import config_from_hf
+from swa_jax.models.decoder.rope import Rope
 
 __all__ = (
     "DecoderConfig",
     "KVPool",
     "PagedBatch",
+    "Rope",
     "attend_pages",
     "choose_attention",
     "config_from_hf",
