@@ -162,6 +162,7 @@ def _serve(
         app = make_app(engine, model.name, model.tokenizer, model.config.vocab_size)
         server = Server(app, engine, grace=grace, log_level="warning")
         address = listener.getsockname()
+        listener.listen(2048)  # who has read the line below may connect at once
         shown = f"[{address[0]}]" if ":" in address[0] else address[0]
         emit(
             f"swa-jax: {model.name} on http://{shown}:{address[1]}/v1, up to {config.max_context} "

@@ -170,3 +170,14 @@ def test_a_bound_of_steps_may_be_as_large_as_can_be():
     world = run_steps(MODEL, None, CONFIG, world, 2**31 - 1)
     assert int(world.stats.finished) == 1
     assert jax.tree.leaves(world)
+
+
+def test_logits_of_another_width_are_refused():
+    class Narrow(Ledger):
+        def unembed(self, params, hidden):
+            return super().unembed(params, hidden)[..., :7]
+
+    model = Narrow(6)
+    world = new_world(model, CONFIG, 2)
+    with pytest.raises(ValueError, match=r"logits of shape \(2, 1, 97\), got \(2, 1, 7\)"):
+        run_steps(model, None, CONFIG, world, 1)

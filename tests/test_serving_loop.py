@@ -18,6 +18,7 @@ from swa_jax.serving import (
     NGramDraft,
     ServingConfig,
     cancel,
+    finish_reasons,
     make_requests,
     new_world,
     outputs,
@@ -221,8 +222,9 @@ def stream(config, waves, *, steps=2, cancelled=()):
 
 
 def collect(config, world, where, texts):
-    status = np.asarray(world.queue.status)
-    done = [place for place in where if status[place] == 3]
+    ended, why = (np.asarray(part) for part in finish_reasons(world, list(range(PLACES))))
+    done = [place for place in where if ended[place]]
+    assert all((why[place] != 0) == ended[place] for place in where)
     if done:
         tokens, lengths = outputs(config, world, jnp.asarray(done, jnp.int32))
         for place, row, length in zip(done, np.asarray(tokens), np.asarray(lengths), strict=True):

@@ -20,7 +20,7 @@ _SEEDS = 2**31
 _NOT_SERVED = {
     "logprobs": ((), "is not supported: leave it out"),
     "suffix": (("",), "is not supported: leave it out"),
-    "best_of": ((), "is not supported: ask for n and choose among them"),
+    "best_of": ((1,), "is not supported: ask for n and choose among them"),
     "logit_bias": (({},), "is not supported: leave it out"),
     "presence_penalty": ((0,), "is not supported: leave it at 0"),
     "frequency_penalty": ((0,), "is not supported: leave it at 0"),

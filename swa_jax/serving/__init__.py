@@ -16,6 +16,7 @@ from swa_jax.serving.room import make_room
 from swa_jax.serving.serve import (
     Served,
     cancel,
+    finish_reasons,
     outputs,
     release,
     run_steps,
@@ -46,6 +47,7 @@ __all__ = (
     "cancel",
     "decode_step",
     "finish",
+    "finish_reasons",
     "leave",
     "lift_fence",
     "make_requests",

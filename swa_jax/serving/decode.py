@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
+from swa_jax.models.decoder import DecoderConfig
 from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.draft import DraftView
 from swa_jax.serving.extend_rows import Extension, batch_of, extend_rows, last_of
-from swa_jax.serving.model import ServingModel
+from swa_jax.serving.model import ServingModel, as_model
 from swa_jax.serving.only_if import only_if
 from swa_jax.serving.requests import LENGTH, STOP
 from swa_jax.serving.rollback import Kept, roll_back, roll_back_to_snapshot
@@ -43,7 +44,7 @@ def draft_tree(config: ServingConfig) -> DraftTree:
 
 
 def decode_step(
-    model: ServingModel,
+    model: ServingModel | DecoderConfig,
     config: ServingConfig,
     params: Tree,
     draft_params: Tree,
@@ -63,7 +64,7 @@ def decode_step(
     """
 
     def compute(world: World) -> World:
-        return _decode(model, config, params, draft_params, world)
+        return _decode(as_model(model), config, params, draft_params, world)
 
     return only_if(jnp.any(to_compute(world) == 1), compute, world)
 
@@ -162,7 +163,13 @@ def _choose(
     rows, queue, tree = world.rows, world.queue, draft_tree(config)
     places = rows.length[:, None] + 1 + jnp.array(tree.depths)[None, :]
     sampling = jax.tree.map(lambda values: of_rows(rows, values), queue.sampling)
-    given = sample(model.unembed(params, hidden), sampling, places)
+    logits = model.unembed(params, hidden)
+    if logits.shape != (*places.shape, model.vocab_size):
+        raise ValueError(
+            f"the model's unembed must give logits of shape {(*places.shape, model.vocab_size)}, "
+            f"got {logits.shape}"
+        )
+    given = sample(logits, sampling, places)
     verified = verify(tree, drafts.tokens, drafts.some, given)
     room = of_rows(rows, queue.limit) - rows.length - 1
     ignore = of_rows(rows, queue.ignore_eos)

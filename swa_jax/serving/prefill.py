@@ -10,17 +10,18 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.counts import free_pages
+from swa_jax.models.decoder import DecoderConfig
 from swa_jax.serving.chunk import Chunk, plan_chunk
 from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.extend_rows import Extension, batch_of, extend_rows, last_of
-from swa_jax.serving.model import ServingModel
+from swa_jax.serving.model import ServingModel, as_model
 from swa_jax.serving.only_if import only_if
 from swa_jax.serving.trees import Tree
 from swa_jax.serving.world import World, add_stats
 
 
 def prefill_step(
-    model: ServingModel,
+    model: ServingModel | DecoderConfig,
     config: ServingConfig,
     params: Tree,
     draft_params: Tree,
@@ -41,7 +42,7 @@ def prefill_step(
     chunk = plan_chunk(config, world, jnp.minimum(*free_pages(world.allocator)))
 
     def compute(world: World) -> World:
-        return _compute(model, config, params, draft_params, world, chunk)
+        return _compute(as_model(model), config, params, draft_params, world, chunk)
 
     return only_if(jnp.any(chunk.counts > 0), compute, world)
 

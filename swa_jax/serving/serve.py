@@ -114,7 +114,8 @@ def submit(config: ServingConfig, world: World, requests: Requests) -> tuple[Wor
         padded to a size that is compiled already.
 
     Returns:
-      The world, and int32[M] the place of each in the queue, -1 where there was none.
+      The world, and int32[M] the place of each in the queue; -1 for a request that was not taken
+      since no place was left, or that has no tokens. Submit it again when `release` has made room.
     """
     check_world(config, world)
     queue, places = queues.enter(config, world.queue, requests)
@@ -175,6 +176,19 @@ def run_steps(
     check_world(config, world)
     count = as_int32("steps", steps, 0)
     return _run_steps(as_model(model), config, params, draft_params, count, world)
+
+
+def finish_reasons(world: World, places: Ints) -> tuple[jax.Array, jax.Array]:
+    """Whether and why int32[M] requests have ended.
+
+    Returns:
+      bool[M] done: all of its tokens are there and `release` can have its place; and int32[M]
+      reasons, in words by `FINISH_REASONS`. False and "unfinished" for -1.
+    """
+    at = as_int32("places", places, 1)
+    inside = jnp.clip(at, 0, world.queue.status.shape[0] - 1)
+    done = (at == inside) & (world.queue.status[inside] == queues.DONE)
+    return done, jnp.where(done, world.queue.reason[inside], 0)
 
 
 def outputs(config: ServingConfig, world: World, places: Ints) -> tuple[jax.Array, jax.Array]:

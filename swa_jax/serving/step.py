@@ -9,12 +9,13 @@ import jax.numpy as jnp
 
 from swa_jax.counts import held_pages
 from swa_jax.leave_windows import leave_windows
+from swa_jax.models.decoder import DecoderConfig
 from swa_jax.paging import floor_to_page
 from swa_jax.serving.admit import admit
 from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.decode import decode_step
 from swa_jax.serving.finish import finish
-from swa_jax.serving.model import ServingModel
+from swa_jax.serving.model import ServingModel, as_model
 from swa_jax.serving.prefill import prefill_step
 from swa_jax.serving.room import make_room
 from swa_jax.serving.trees import Tree
@@ -43,7 +44,11 @@ def leave(config: ServingConfig, world: World) -> World:
 
 
 def step(
-    model: ServingModel, config: ServingConfig, params: Tree, draft_params: Tree, world: World
+    model: ServingModel | DecoderConfig,
+    config: ServingConfig,
+    params: Tree,
+    draft_params: Tree,
+    world: World,
 ) -> World:
     """One step, whoever may take part in it.
 
@@ -55,6 +60,7 @@ def step(
       world: before the step.
     """
     check_world(config, world)
+    model = as_model(model)
     world = finish(config, world)
     world = leave(config, world)
     world = admit(config, world)

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 
 from swa_jax import prefix_cache
 from swa_jax.inputs import whole_number
+from swa_jax.models.decoder import DecoderConfig
 from swa_jax.prefix_cache import PrefixCache, Receipt, no_receipt
 from swa_jax.serving.config import ServingConfig
-from swa_jax.serving.model import ServingModel
+from swa_jax.serving.model import ServingModel, as_model
 from swa_jax.serving.queue import Queue, empty_queue
 from swa_jax.serving.trees import Tree
 from swa_jax.state import AllocatorState, init
@@ -114,7 +115,7 @@ class World:
     refused_at: jax.Array  # int32[] requests ended when one last did not fit, -1: try again
 
 
-def new_world(model: ServingModel, config: ServingConfig, places: int) -> World:
+def new_world(model: ServingModel | DecoderConfig, config: ServingConfig, places: int) -> World:
     """Nothing runs, nothing is cached, and the queue has that many empty places.
 
     Args:
@@ -122,7 +123,7 @@ def new_world(model: ServingModel, config: ServingConfig, places: int) -> World:
       config: what is static.
       places: N, requests that can be known at once, static.
     """
-    pool, rows = config.pool, config.max_running
+    model, pool, rows = as_model(model), config.pool, config.max_running
 
     def zeros(*shape: int) -> jax.Array:
         return jnp.zeros(shape, jnp.int32)
