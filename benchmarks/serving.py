@@ -222,15 +222,17 @@ def share(args: argparse.Namespace) -> list[dict[str, float]]:
     decoder = model_of(args.hidden)
     params = random_params(decoder, jax.random.key(0))
     load = Load.random(args.requests, decoder.vocab_size, args.longest)
+    bits = Load([[token % 2 for token in prompt] for prompt in load.prompts], load.new)
     rows = []
     for cached in (False, True):
         config = replace(config_of(args), prefix_cache=cached)
         step = {}
-        for name, model in (("model", serving.Decoder(decoder)), ("none", NoModel(2))):
+        sides = (("model", serving.Decoder(decoder), load), ("none", NoModel(2), bits))
+        for name, model, asked in sides:
             times = []
             for _ in range(args.repeats + 1):
                 start = time.perf_counter()
-                _, steps = run_compiled(model, params, config, load)
+                _, steps = run_compiled(model, params, config, asked)
                 times.append((time.perf_counter() - start) / steps)
             step[name] = 1e6 * statistics.median(times[1:])
         rows.append(
