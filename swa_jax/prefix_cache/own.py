@@ -5,7 +5,8 @@ pages after them are the row's own.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,34 @@ class Holding:
     last_loc: jax.Array  # int32[] full slot of its last token
     owned_from: jax.Array  # int32[] tokens that stand on the tree's pages
     receipt: Receipt  # the lock on them
+
+
+class HasReceipts(Protocol):
+    """A dataclass of many rows, each with its lock."""
+
+    __dataclass_fields__: ClassVar[dict]
+
+    @property
+    def receipts(self) -> Receipt:
+        """The locks, [R]."""
+        ...
+
+
+H = TypeVar("H", bound=HasReceipts)
+
+
+def receipt_of(rows: HasReceipts, row: jax.Array) -> Receipt:
+    """The lock of one row."""
+    return jax.tree.map(lambda values: values[row], rows.receipts)
+
+
+def with_receipt(rows: H, row: jax.Array, receipt: Receipt) -> H:
+    """The same rows with another lock for one; `row` past the end changes nothing."""
+
+    def put(values: jax.Array, value: jax.Array) -> jax.Array:
+        return values.at[row].set(value, mode="drop")
+
+    return replace(rows, receipts=jax.tree.map(put, rows.receipts, receipt))
 
 
 def give_to_tree(

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.counts import free_pages
+from swa_jax.only_if import only_if
 from swa_jax.paging import floor_to_page, pages_for
 from swa_jax.prefix_cache import (
-    evict,
     full_evictable_size,
     lock,
     match_prefix,
@@ -22,6 +22,8 @@ from swa_jax.prefix_cache import (
     swa_evictable_size,
     unlock,
 )
+from swa_jax.prefix_cache.evict_lacking import evict_lacking
+from swa_jax.prefix_cache.own import receipt_of, with_receipt
 from swa_jax.replay.content import Content, request_tokens
 from swa_jax.replay.grow import decode_demand, grow, plan_growth
 from swa_jax.replay.release import is_done, newest_row, retract, vacate
@@ -29,8 +31,6 @@ from swa_jax.replay.shared_world import (
     SharedWorld,
     give_to_tree,
     leave_tree,
-    receipt_of,
-    with_receipt,
 )
 from swa_jax.replay.step import count, is_stuck, more_than_one, unfinished
 from swa_jax.replay.step import evict as leave_window
@@ -38,9 +38,6 @@ from swa_jax.replay.world import Load, LoopConfig, World, prefilling, running
 from swa_jax.window import frontier, most_swa_pages
 
 _PART = 2**20
-# An eviction makes room for this part of a pool more than is lacking. The rarer evictions are, the
-# less they cost; but the extra is what the replay loses against an exact LRU.
-_EXTRA = 64
 
 
 def _finish(config: LoopConfig, load: Load, content: Content, shared: SharedWorld) -> SharedWorld:
@@ -85,9 +82,7 @@ def _attempt(config: LoopConfig, content: Content, shared: SharedWorld) -> Share
     cache, match = match_prefix(shared.cache, world.allocator, tokens, target - 1)
     cache, receipt = lock(cache, world.allocator, match.node)
     fits = _fits(config, replace(shared, cache=cache), target, match.length)
-    cache = jax.lax.while_loop(  # runs once if it does not fit
-        lambda c: c[1], lambda c: (unlock(c[0], receipt), jnp.bool_(False)), (cache, ~fits)
-    )[0]
+    cache = only_if(~fits, lambda cache: unlock(cache, receipt), cache)
     at = jnp.where(fits, row, config.max_running)
 
     def put(values: jax.Array, value: jax.Array) -> jax.Array:
@@ -170,29 +165,15 @@ def _wanted(config: LoopConfig, world: World) -> jax.Array:
 
 
 def _evict_short(config: LoopConfig, shared: SharedWorld) -> SharedWorld:
-    """Evicts what the step lacks, if it lacks anything; a little more, to do so less often."""
+    """Evicts what the step lacks, if it lacks anything."""
     size = config.pool.page_size
 
-    def short(shared: SharedWorld) -> tuple[jax.Array, jax.Array]:
-        wanted = _wanted(config, shared.world)
-        full_free, swa_free = free_pages(shared.world.allocator)
-        return wanted - full_free, wanted - swa_free
+    wanted = _wanted(config, shared.world)
+    full_free, swa_free = free_pages(shared.world.allocator)
+    full, swa = wanted - full_free, wanted - swa_free
 
-    def lacks(carry: tuple[SharedWorld, jax.Array]) -> jax.Array:
-        full, swa = short(carry[0])
-        return ~carry[1] & ((full > 0) | (swa > 0))
-
-    def make_room(carry: tuple[SharedWorld, jax.Array]) -> tuple[SharedWorld, jax.Array]:
-        shared = carry[0]
-        full, swa = short(shared)
-        more_full = jnp.int32(config.pool.full_pages // _EXTRA)
-        more_swa = jnp.int32(config.pool.swa_pages // _EXTRA)
-        cache, allocator, gone = evict(
-            shared.cache,
-            shared.world.allocator,
-            full_tokens=jnp.where(full > 0, full + more_full, 0) * jnp.int32(size),
-            swa_tokens=jnp.where(swa > 0, swa + more_swa, 0) * jnp.int32(size),
-        )
+    def make_room(shared: SharedWorld) -> SharedWorld:
+        cache, allocator, gone = evict_lacking(shared.cache, shared.world.allocator, full, swa)
         reuse = shared.reuse
         reuse = replace(
             reuse,
@@ -200,9 +181,9 @@ def _evict_short(config: LoopConfig, shared: SharedWorld) -> SharedWorld:
             evicted_swa=reuse.evicted_swa + jax.lax.div(gone.swa_tokens, jnp.int32(size)),
         )
         world = replace(shared.world, allocator=allocator)
-        return replace(shared, world=world, cache=cache, reuse=reuse), jnp.bool_(True)
+        return replace(shared, world=world, cache=cache, reuse=reuse)
 
-    return jax.lax.while_loop(lacks, make_room, (shared, jnp.bool_(False)))[0]
+    return only_if((full > 0) | (swa > 0), make_room, shared)
 
 
 def _stuck(config: LoopConfig, world: World) -> jax.Array:
@@ -230,13 +211,10 @@ def _make_room(config: LoopConfig, shared: SharedWorld) -> SharedWorld:
     def some_left(shared: SharedWorld) -> jax.Array:
         return _stuck(config, shared.world)
 
-    def release(carry: tuple[SharedWorld, jax.Array]) -> tuple[SharedWorld, jax.Array]:
-        return _evict_short(config, _release_passed(config, carry[0])), jnp.bool_(False)
+    def release(shared: SharedWorld) -> SharedWorld:
+        return _evict_short(config, _release_passed(config, shared))
 
-    def retry(carry: tuple[SharedWorld, jax.Array]) -> jax.Array:
-        return carry[1] & some_left(carry[0])
-
-    shared = jax.lax.while_loop(retry, release, (shared, jnp.bool_(True)))[0]
+    shared = only_if(some_left(shared), release, shared)
 
     def must_retract(shared: SharedWorld) -> jax.Array:
         return some_left(shared) & more_than_one(shared.world.rows)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.prefix_cache import PrefixCache, Receipt, init, no_receipt, own, unlock
+from swa_jax.prefix_cache.own import receipt_of, with_receipt
 from swa_jax.replay.content import Content, request_tokens
 from swa_jax.replay.world import Load, LoopConfig, World, new_world
 
@@ -63,20 +64,6 @@ def new_shared_world(
         refused_at=jnp.full((), -1, jnp.int32),
         reuse=Reuse(zeros(2), zeros(), zeros(), zeros()),
     )
-
-
-def receipt_of(shared: SharedWorld, row: jax.Array) -> Receipt:
-    """The lock of one row."""
-    return jax.tree.map(lambda values: values[row], shared.receipts)
-
-
-def with_receipt(shared: SharedWorld, row: jax.Array, receipt: Receipt) -> SharedWorld:
-    """The same world with another lock for a row."""
-
-    def put(values: jax.Array, value: jax.Array) -> jax.Array:
-        return values.at[row].set(value, mode="drop")
-
-    return replace(shared, receipts=jax.tree.map(put, shared.receipts, receipt))
 
 
 def give_to_tree(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.counts import free_pages
+from swa_jax.only_if import only_if
 from swa_jax.paging import page_of, pages_for
 from swa_jax.prefix_cache import (
     Match,
@@ -20,10 +21,9 @@ from swa_jax.prefix_cache import (
     swa_evictable_size,
     unlock,
 )
+from swa_jax.prefix_cache.own import with_receipt
 from swa_jax.serving.config import ServingConfig
-from swa_jax.serving.only_if import only_if
 from swa_jax.serving.queue import RUNNING, WAITING, oldest_waiting
-from swa_jax.serving.row_pages import with_receipt
 from swa_jax.serving.world import World, add_stats, of_rows, running, to_compute
 
 

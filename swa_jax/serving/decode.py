@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.models.decoder import DecoderConfig
+from swa_jax.only_if import only_if
 from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.draft import DraftView
 from swa_jax.serving.extend_rows import Extension, batch_of, extend_rows, last_of
 from swa_jax.serving.model import ServingModel, as_model
-from swa_jax.serving.only_if import only_if
 from swa_jax.serving.requests import LENGTH, STOP
 from swa_jax.serving.rollback import Kept, roll_back, roll_back_to_snapshot
 from swa_jax.serving.room import decode_tokens, drafts_fit, fitting_rows

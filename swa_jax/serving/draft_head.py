@@ -28,10 +28,8 @@ from swa_jax.models.model_config import FULL
 from swa_jax.paging import offset_of, page_of
 from swa_jax.serving.draft import DraftView
 from swa_jax.serving.draft_levels import (
-    checked_branches,
+    Levels,
     draft_batch,
-    level_parents,
-    level_widths,
     likeliest,
     tokens_at,
 )
@@ -91,7 +89,7 @@ def random_head_params(
 
 
 @dataclass(frozen=True)
-class DraftHead:
+class DraftHead(Levels):
     """A layer behind the served model, in the way of MTP and EAGLE.
 
     `draft_params` are {"head": as `random_head_params` makes them, "model": the served model's}:
@@ -120,21 +118,6 @@ class DraftHead:
     attend: Attend = attend_pages
 
     is_bigram = True
-
-    def __post_init__(self) -> None:
-        levels = self._levels
-        object.__setattr__(self, "num_drafts", sum(level_widths(levels)))
-        if self.branches:  # a list would not be hashable
-            object.__setattr__(self, "branches", levels)
-
-    @property
-    def parents(self) -> tuple[int, ...]:
-        """For each draft the earlier one that it continues, -1 for the row's last token."""
-        return level_parents(self._levels)
-
-    @property
-    def _levels(self) -> tuple[int, ...]:
-        return checked_branches(self.num_drafts, self.branches)
 
     def init(self, pool: PoolConfig, rows: int) -> HeadState:
         """KV of zeros, and no texts."""

@@ -54,6 +54,30 @@ def level_parents(branches: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(parents)
 
 
+class Levels:
+    """The tree of a source of drafts that is a frozen dataclass with these two fields."""
+
+    num_drafts: int
+    branches: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Both fields as they are meant: K, and a tuple, since a list would not be hashable."""
+        levels = self.levels
+        object.__setattr__(self, "num_drafts", sum(level_widths(levels)))
+        if self.branches:
+            object.__setattr__(self, "branches", levels)
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """For each draft the earlier one that it continues, -1 for the row's last token."""
+        return level_parents(self.levels)
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """How many tokens continue each node, level by level."""
+        return checked_branches(self.num_drafts, self.branches)
+
+
 def likeliest(logits: jax.Array, count: int) -> jax.Array:
     """int32[R, n * count] the `count` likeliest tokens after each of n nodes.
 

@@ -8,24 +8,22 @@ import jax.numpy as jnp
 from swa_jax.config import PoolConfig
 from swa_jax.models.decoder.batch import PagedBatch
 from swa_jax.models.decoder.config import DecoderConfig
+from swa_jax.only_if import only_if
 from swa_jax.serving.draft import DraftView
 from swa_jax.serving.draft_levels import (
-    checked_branches,
+    Levels,
     draft_batch,
-    level_parents,
-    level_widths,
     likeliest,
     tokens_at,
 )
 from swa_jax.serving.model import ServingModel, as_model
 from swa_jax.serving.moved_slots import MovedSlots
-from swa_jax.serving.only_if import only_if
 from swa_jax.serving.trees import Tree
 from swa_jax.serving.verify import DraftTree
 
 
 @dataclass(frozen=True)
-class DraftModel:
+class DraftModel(Levels):
     """A model of its own that says what the served one will say. `draft_params` are its own.
 
     Its KV is in arrays of its own, at the slots that the allocator granted to the row: full layers
@@ -50,21 +48,6 @@ class DraftModel:
     branches: tuple[int, ...] = ()
 
     is_bigram = False
-
-    def __post_init__(self) -> None:
-        levels = self._levels
-        object.__setattr__(self, "num_drafts", sum(level_widths(levels)))
-        if self.branches:  # a list would not be hashable
-            object.__setattr__(self, "branches", levels)
-
-    @property
-    def parents(self) -> tuple[int, ...]:
-        """For each draft the earlier one that it continues, -1 for the row's last token."""
-        return level_parents(self._levels)
-
-    @property
-    def _levels(self) -> tuple[int, ...]:
-        return checked_branches(self.num_drafts, self.branches)
 
     def init(self, pool: PoolConfig, rows: int) -> Tree:
         """Its KV."""
@@ -110,7 +93,7 @@ class DraftModel:
         """Level by level; each pass computes all nodes so far, since branches hide one another."""
         model, tree = as_model(self.model), DraftTree.of(self.parents)
         nodes, newest = tokens_at(view, view.length[:, None]), 1
-        for branch in self._levels:
+        for branch in self.levels:
             width = nodes.shape[1]
             batch = draft_batch(
                 view,
@@ -133,7 +116,7 @@ class DraftModel:
         Not at the next `propose`: a page that goes to the cache meanwhile would lack it for ever,
         and the window of a token before `length` may be gone by then.
         """
-        model, depth = as_model(self.model), len(self._levels)
+        model, depth = as_model(self.model), len(self.levels)
         slot = jnp.where(kept > depth, view.slots[:, depth], 0)[:, None]
         place = view.length + jnp.int32(depth)
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.group import free_group_begin, free_group_end
+from swa_jax.only_if import only_if
 from swa_jax.serving.config import ServingConfig
-from swa_jax.serving.only_if import only_if
 from swa_jax.serving.queue import DONE
 from swa_jax.serving.row_pages import give_row, vacate
 from swa_jax.serving.world import World, add_stats, ended

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from swa_jax.counts import free_pages
 from swa_jax.models.decoder import DecoderConfig
+from swa_jax.only_if import only_if
 from swa_jax.serving.chunk import Chunk, plan_chunk
 from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.extend_rows import Extension, batch_of, extend_rows, last_of
 from swa_jax.serving.model import ServingModel, as_model
-from swa_jax.serving.only_if import only_if
 from swa_jax.serving.trees import Tree
 from swa_jax.serving.world import World, add_stats
 

@@ -6,20 +6,18 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.counts import free_pages
+from swa_jax.only_if import only_if
 from swa_jax.paging import offset_of, page_of, pages_for
-from swa_jax.prefix_cache import evict, release_swa_lock
+from swa_jax.prefix_cache import release_swa_lock
+from swa_jax.prefix_cache.evict_lacking import evict_lacking
+from swa_jax.prefix_cache.own import receipt_of, with_receipt
 from swa_jax.rank import exclusive_sum
 from swa_jax.serving.chunk import plan_chunk
 from swa_jax.serving.config import ServingConfig
-from swa_jax.serving.only_if import only_if
 from swa_jax.serving.queue import WAITING
-from swa_jax.serving.row_pages import receipt_of, vacate, with_receipt
+from swa_jax.serving.row_pages import vacate
 from swa_jax.serving.world import World, add_stats, of_rows, running, to_compute
 from swa_jax.window import frontier
-
-# An eviction makes room for this part of a pool more than is lacking. The rarer evictions are, the
-# less they cost; but the extra is what is lost against an exact LRU (the replay measures it).
-_SHARE = 64
 
 
 def draft_rows(config: ServingConfig, world: World) -> jax.Array:
@@ -94,23 +92,15 @@ def _short(config: ServingConfig, world: World) -> tuple[jax.Array, jax.Array]:
 
 
 def _evict_short(config: ServingConfig, world: World) -> World:
-    """Evicts what the step lacks, if it lacks anything; a little more, to do so less often."""
+    """Evicts what the step lacks, if it lacks anything."""
     if world.cache is None:
         return world
     size = config.pool.page_size
     full, swa = _short(config, world)
-    more_full, more_swa = (
-        jnp.int32(pages // _SHARE) for pages in (config.pool.full_pages, config.pool.swa_pages)
-    )
 
     def make_room(world: World) -> World:
         assert world.cache is not None
-        cache, allocator, gone = evict(
-            world.cache,
-            world.allocator,
-            full_tokens=jnp.where(full > 0, full + more_full, 0) * jnp.int32(size),
-            swa_tokens=jnp.where(swa > 0, swa + more_swa, 0) * jnp.int32(size),
-        )
+        cache, allocator, gone = evict_lacking(world.cache, world.allocator, full, swa)
         return add_stats(
             replace(world, cache=cache, allocator=allocator),
             evicted_full=page_of(gone.full_tokens, size),

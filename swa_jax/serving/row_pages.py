@@ -6,25 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.free import free
-from swa_jax.prefix_cache import Receipt, no_receipt, unlock
-from swa_jax.prefix_cache.own import give_to_tree
+from swa_jax.prefix_cache import no_receipt, unlock
+from swa_jax.prefix_cache.own import give_to_tree, receipt_of, with_receipt
 from swa_jax.serving.config import ServingConfig
-from swa_jax.serving.world import NO_REQUEST, Rows, World
+from swa_jax.serving.world import NO_REQUEST, World
 from swa_jax.state import PAD_SLOT
-
-
-def receipt_of(rows: Rows, row: jax.Array) -> Receipt:
-    """The lock of one row."""
-    return jax.tree.map(lambda values: values[row], rows.receipts)
-
-
-def with_receipt(rows: Rows, row: jax.Array, receipt: Receipt) -> Rows:
-    """The same rows with another lock for one; `row` past the end changes nothing."""
-
-    def put(values: jax.Array, value: jax.Array) -> jax.Array:
-        return values.at[row].set(value, mode="drop")
-
-    return replace(rows, receipts=jax.tree.map(put, rows.receipts, receipt))
 
 
 def give_row(config: ServingConfig, world: World, row: jax.Array) -> World:
