@@ -32,6 +32,7 @@ from benchmarks.environment import environment
 from benchmarks.host_server import HostServer
 from swa_jax import serving
 from swa_jax.models import DecoderConfig, PagedBatch, num_params, random_params
+from swa_jax.models.decoder import KVPool
 from swa_jax.models.decoder.rope import Rope
 from swa_jax.serving import ServingConfig, make_requests
 from swa_jax.serving.queue import open_requests
@@ -91,6 +92,16 @@ class NoModel:
     def move_kv(self, kv: jax.Array, old: serving.MovedSlots, new: serving.MovedSlots) -> jax.Array:
         """Nothing to move."""
         del old, new
+        return kv
+
+    def pools(self, kv: jax.Array) -> KVPool:
+        """No layers."""
+        del kv
+        return KVPool((), ())
+
+    def with_pools(self, kv: jax.Array, pools: KVPool) -> jax.Array:
+        """Nothing to change."""
+        del pools
         return kv
 
 

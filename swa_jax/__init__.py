@@ -23,6 +23,7 @@ from swa_jax.mapping import (
     translate_full_to_swa,
 )
 from swa_jax.page_table import PageTables, WindowPageTables, page_tables, window_page_tables
+from swa_jax.rebalance import rebalance, unified_available
 from swa_jax.state import (
     AllocatorState,
     PagePool,
@@ -71,11 +72,13 @@ __all__ = [
     "init",
     "invariants",
     "page_tables",
+    "rebalance",
     "set_full_to_swa_mapping",
     "snapshot",
     "state_bytes",
     "step_invariants",
     "swa_available_size",
     "translate_full_to_swa",
+    "unified_available",
     "window_page_tables",
 ]

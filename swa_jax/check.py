@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from swa_jax.counts import absent_pages
 from swa_jax.grant import Grant
 from swa_jax.paging import look_up, page_of
 from swa_jax.state import NOBODY, PAD_PAGE, UNMAPPED, AllocatorState, PagePool, init
@@ -40,6 +41,16 @@ def _rings(state: AllocatorState) -> list[PagePool]:
     return [state.swa] if state.config.pure_swa_pool else [state.full, state.swa]
 
 
+def _released(state: AllocatorState) -> list[jax.Array]:
+    """int32[N+1] of each such pool: 1 for a page that is free or pending; absent ones are neither.
+
+    A page that is absent and yet held is -1, which no ring makes good.
+    """
+    absent = absent_pages(state)[-len(_rings(state)) :]
+    pairs = zip(_rings(state), absent, strict=True)
+    return [pool.free.astype(jnp.int32) - gone.astype(jnp.int32) for pool, gone in pairs]
+
+
 def _queued(pool: PagePool) -> jax.Array:
     """int32[N+1] how often the used part of the ring names each page."""
     size = pool.ring.shape[0]
@@ -62,10 +73,10 @@ def _padding_page(state: AllocatorState) -> jax.Array:
 
 
 def _one_owner(state: AllocatorState) -> jax.Array:
-    """Law 3: a page is in the ring once if it is released, and not at all if it is held."""
+    """Law 3: a page is in the ring once if it is released, not at all if it is held or absent."""
     ok = jnp.ones((), bool)
-    for pool in _rings(state):
-        ok = ok & jnp.all(_queued(pool) == pool.free.astype(jnp.int32))
+    for pool, released in zip(_rings(state), _released(state), strict=True):
+        ok = ok & jnp.all(_queued(pool) == released)
     if state.config.pure_swa_pool:  # what its owner gave back has left the window too
         ok = ok & jnp.all(~state.full.free | state.swa.free)
     return ok
@@ -74,8 +85,8 @@ def _one_owner(state: AllocatorState) -> jax.Array:
 def _conservation(state: AllocatorState) -> jax.Array:
     """Law 3: available + pending + held = size."""
     ok = jnp.ones((), bool)
-    for pool in _rings(state):
-        ok = ok & (jnp.sum(pool.free, dtype=jnp.int32) == pool.num_free + pool.num_pending)
+    for pool, released in zip(_rings(state), _released(state), strict=True):
+        ok = ok & (jnp.sum(released, dtype=jnp.int32) == pool.num_free + pool.num_pending)
     return ok
 
 
@@ -252,15 +263,16 @@ def describe(state: AllocatorState, most: int = 8) -> str:
 
 
 def _pool_lines(state: AllocatorState, host: AllocatorState) -> list[str]:
-    lines = []
-    for name, pool in (("full", host.full), ("swa", host.swa)):
+    lines, away = [], [np.asarray(absent) for absent in absent_pages(state)]
+    for (name, pool), absent in zip((("full", host.full), ("swa", host.swa)), away, strict=True):
         size = pool.free.shape[0] - 1
         released = int(np.sum(pool.free))
         text = f"{name}: {size} pages, {size - released} held, {released} released by the bitmap"
+        text += f", {absent.sum()} absent" if absent.any() else ""
         if not (state.config.pure_swa_pool and name == "full"):
             text += f", {int(pool.num_free)} free + {int(pool.num_pending)} pending in the ring"
             queued = np.asarray(_queued(getattr(state, name)))
-            wrong = np.flatnonzero(queued != np.asarray(pool.free).astype(np.int32))
+            wrong = np.flatnonzero(queued != np.asarray(pool.free).astype(np.int32) - absent)
             if wrong.size:
                 text += f", ring and bitmap disagree on pages {wrong[:8].tolist()}"
         lines.append(text)

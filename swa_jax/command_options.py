@@ -35,6 +35,17 @@ def _policy(value: str) -> str:
     return value
 
 
+def _gib(value: str | float) -> float:
+    """A number of GiB above 0, a part of one included."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 2**30:
+        raise typer.BadParameter(f"must be a number of GiB above 0, got {show(str(value))}")
+    return number
+
+
 _POSITIVE = whole_number()
 
 TraceFile = Annotated[
@@ -124,6 +135,16 @@ Policy = Annotated[
         help="Which cached pages leave first: the least recently used (lru), the least often "
         "matched (lfu), the oldest (fifo), those of the lowest priority (as a trace gives none, "
         "lru), or those that save the least compute for their bytes, with recency (cost).",
+    ),
+]
+HostGib = Annotated[
+    float | None,
+    typer.Option(
+        "--host-gib",
+        metavar="GIB",
+        parser=_gib,
+        help="GiB of host memory under the prefix cache: what it evicts goes there, and comes back "
+        "for a request that begins with it.",
     ),
 ]
 EventsFile = Annotated[

@@ -46,6 +46,8 @@ swa-jax replay azure.csv --model mistral-7b-v0.1 --hbm 80GiB --limit 1000
 
 swa-jax replay trace.jsonl --policy cost --events blocks.jsonl
 
+swa-jax replay mooncake-conversation --hbm 20GiB --host-gib 8
+
 swa-jax replay trace.jsonl --quiet --json - | jq .kv_bytes_peak"""
 
 app = typer.Typer(
@@ -103,6 +105,7 @@ def replay(
     max_context: options.MaxContext = None,
     no_prefix_cache: options.NoPrefixCache = False,
     policy: options.Policy = "lru",
+    host_gib: options.HostGib = None,
     events_file: options.EventsFile = None,
     json_file: options.JsonFile = None,
     plot_file: options.PlotFile = None,
@@ -117,6 +120,7 @@ def replay(
             max_context,
             prefix_cache=not no_prefix_cache,
             policy=policy,
+            host_bytes=None if host_gib is None else int(host_gib * 2**30),
         )
         if events_file is not None:
             settings = replace(settings, slice_steps=EVENT_SLICE_STEPS)

@@ -3,6 +3,8 @@
 import dataclasses
 import operator
 
+from swa_jax.unified import SizedDecoder, SizedModel, UnifiedLayout, cut_budget, sizes_of
+
 MAX_SLOTS = 2**31 - 1
 
 
@@ -31,6 +33,9 @@ class PoolConfig:
         `swa_jax.window`). None where nothing ever leaves a window.
       chunked: the window is a chunk of W tokens (Llama 4) instead of a sliding one.
       pure_swa_pool: set by `PoolConfig.pure_swa`; every layer is SWA and there is one pool.
+      unified_layout: set by `PoolConfig.unified`; both pools draw from one byte budget. The two
+        sizes are then how far page ids go: what can be granted of one pool is what the other has
+        not taken.
 
     Raises:
       ValueError: a size that cannot work, with the size that would.
@@ -42,6 +47,7 @@ class PoolConfig:
     sliding_window: int | None = None
     chunked: bool = dataclasses.field(default=False, kw_only=True)
     pure_swa_pool: bool = dataclasses.field(default=False, kw_only=True)
+    unified_layout: UnifiedLayout | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         page = _positive_int("page_size", self.page_size)
@@ -61,9 +67,12 @@ class PoolConfig:
                     "None is for models without a window"
                 )
             object.__setattr__(self, "sliding_window", window)
-            self._check_one_window_fits()
+            if self.unified_layout is None:
+                self._check_one_window_fits()
         elif self.chunked:
             raise ValueError("chunked=True needs sliding_window, the chunk length in tokens")
+        if self.unified_layout is not None:
+            self._check_layout(self.unified_layout)
 
     def _checked_tokens(self, name: str, value: object) -> int:
         tokens, page = _positive_int(name, value), self.page_size
@@ -94,6 +103,26 @@ class PoolConfig:
                 f"({self.min_swa_pages} pages of {self.page_size})"
             )
 
+    def _check_layout(self, layout: UnifiedLayout) -> None:
+        """The pages are those of the layout's blocks, and one request fits beside its window."""
+        page = self.page_size
+        tokens = tuple(layout.blocks * n * page for n in (layout.full_pages, layout.swa_pages))
+        if self.pure_swa_pool or tokens != (self.full_tokens, self.swa_tokens):
+            raise ValueError(
+                f"the sizes of pools with one budget follow from its layout, {tokens[0]} full and "
+                f"{tokens[1]} SWA tokens; got {self.full_tokens} and {self.swa_tokens}: use "
+                "PoolConfig.unified(bytes, model)"
+            )
+        least = 1 if self.sliding_window is None else self.min_swa_pages
+        need = max(2, layout.blocks_for(least, self.window_pages))
+        if layout.blocks < need:
+            units = layout.padding_units + need * layout.block_units
+            raise ValueError(
+                f"{layout.blocks} blocks of {layout.block_units * layout.unit_bytes} bytes cannot "
+                f"hold one window of {self.sliding_window} tokens in both pools while its next "
+                f"page is filled; need at least {units * layout.unit_bytes} bytes ({need} blocks)"
+            )
+
     @classmethod
     def pure_swa(
         cls,
@@ -105,6 +134,70 @@ class PoolConfig:
     ) -> "PoolConfig":
         """One pool of `tokens` slots for a model in which every layer is SWA."""
         return cls(tokens, tokens, page_size, sliding_window, chunked=chunked, pure_swa_pool=True)
+
+    @classmethod
+    def unified(
+        cls,
+        budget: int,
+        model: SizedModel | SizedDecoder,
+        page_size: int = 1,
+        *,
+        sliding_window: int | None = None,
+        kv_bytes_per_element: int | None = None,
+    ) -> "PoolConfig":
+        """Both pools out of one budget: what one does not need, the other may take.
+
+        `swa_jax.rebalance` moves free blocks of pages to the pool that lacks them; a new state has
+        about as many pages of either kind. See `swa_jax.unified` for the layout.
+
+        Args:
+          budget: bytes for the KV of all layers.
+          model: a `ModelConfig` or a `DecoderConfig` with layers of both kinds.
+          page_size: tokens in a page.
+          sliding_window: W; by default the model's `past_window`.
+          kv_bytes_per_element: of the KV as it is stored; by default as the `ModelConfig` says, and
+            4 for a `DecoderConfig`, whose KV is float32 by default too.
+
+        Raises:
+          ValueError: a model with layers of one kind, or a budget that cannot hold one window in
+            both pools, with the least that can.
+        """
+        budget, page = _positive_int("budget", budget), _positive_int("page_size", page_size)
+        if kv_bytes_per_element is not None:
+            kv_bytes_per_element = _positive_int("kv_bytes_per_element", kv_bytes_per_element)
+        sizes = sizes_of(model, kv_bytes_per_element)
+        layout = cut_budget(budget, page, sizes, MAX_SLOTS - page)
+        window = model.past_window if sliding_window is None else sliding_window
+        if layout.blocks < 2:
+            two = layout.padding_units + 2 * layout.block_units
+            raise ValueError(
+                f"a budget of {budget} bytes has no two blocks of {layout.block_units} units of "
+                f"{layout.unit_bytes} bytes; need at least {two * layout.unit_bytes} bytes"
+            )
+        return cls(
+            layout.blocks * layout.full_pages * page,
+            layout.blocks * layout.swa_pages * page,
+            page,
+            window,
+            chunked=getattr(model, "chunked", False),
+            unified_layout=layout,
+        )
+
+    @property
+    def apart(self) -> "PoolConfig":
+        """The same page ids in two pools of their own, for KV that lies outside the budget."""
+        return dataclasses.replace(self, unified_layout=None)
+
+    def most_pages_beside(self, window_pages: int | None) -> int:
+        """The most full pages of a request that holds so many SWA pages; None: one for each."""
+        if self.unified_layout is None:
+            return self.full_pages
+        return self.unified_layout.most_full_pages(window_pages)
+
+    @property
+    def window_pages(self) -> int | None:
+        """SWA pages that one request holds at most; None where nothing leaves a window."""
+        return None if self.sliding_window is None else self.min_swa_pages
 
     @property
     def full_pages(self) -> int:

@@ -21,6 +21,7 @@ class LoadedModel:
     decoder: Decoder
     params: Tree
     tokenizer: TextTokenizer
+    weights: str = ""  # tells these parameters from others
 
     @property
     def config(self) -> DecoderConfig:
@@ -68,4 +69,13 @@ def load_model(folder: str | Path, dtype: str, name: str | None = None) -> Loade
             raise
         raise ValueError(f"{folder}: the tensors cannot be read: {error}") from None
     decoder = Decoder(config, kv_dtype=dtype, attend=choose_attention())
-    return LoadedModel(name or path.resolve().name, decoder, params, tokenizer)
+    return LoadedModel(
+        name or path.resolve().name, decoder, params, tokenizer, _weights(path, dtype)
+    )
+
+
+def _weights(path: Path, dtype: str) -> str:
+    """Names the tensors by their files: hashing all of them would take as long as loading."""
+    files = sorted(path.glob("*.safetensors"))
+    parts = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
+    return "; ".join([str(path.resolve()), dtype, *parts])

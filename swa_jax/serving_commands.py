@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -113,6 +114,7 @@ def serve_http(
     no_prefix_cache: serving.NoPrefixCache = False,
     draft: serving.Draft = None,
     grace: serving.Grace = 30.0,
+    cache_dir: serving.CacheDir = None,
 ) -> None:
     """Serve a checkpoint to OpenAI's clients: /v1/completions, /v1/models, /metrics, /health."""
     _need("serve-http", "starlette", "uvicorn", "tokenizers", "safetensors")
@@ -128,9 +130,13 @@ def serve_http(
         not no_prefix_cache,
         draft,
     )
+    if cache_dir is not None:
+        _need("serve-http --cache-dir", "orbax.checkpoint", extra="checkpoint")
     with bad_input():
+        if cache_dir is not None and no_prefix_cache:
+            raise ValueError("--cache-dir keeps the prefix cache, and --no-prefix-cache has none")
         model = _load(checkpoint, dtype, model_name)
-        _serve(model, sizes, host, port, max_context, max_waiting, steps, grace)
+        _serve(model, sizes, host, port, max_context, max_waiting, steps, grace, cache_dir)
 
 
 def _serve(
@@ -142,6 +148,7 @@ def _serve(
     max_waiting: int,
     steps: int,
     grace: float,
+    cache_dir: str | None,
 ) -> None:
     from swa_jax.http import Engine, Served, Server, bind, make_app, serve_until_stopped
     from swa_jax.serving_pools import config_for_server, memory_for
@@ -154,7 +161,15 @@ def _serve(
         raise InputError(f"--host {host} --port {port}: cannot listen there: {why}") from None
     with listener:
         engine = Engine(
-            Served(model.decoder, model.params, config, steps=steps, max_waiting=max_waiting)
+            Served(
+                model.decoder,
+                model.params,
+                config,
+                steps=steps,
+                max_waiting=max_waiting,
+                cache_dir=None if cache_dir is None else Path(cache_dir),
+                weights=model.weights,
+            )
         )
         emit(f"swa-jax: compiling for {model.name}\n", sys.stderr)
         with memory_for(config.pool):
@@ -173,13 +188,13 @@ def _serve(
         serve_until_stopped(server, engine, listener)
 
 
-def _need(command: str, *packages: str) -> None:
+def _need(command: str, *packages: str, extra: str = "serve") -> None:
     for package in packages:
         try:
             importlib.import_module(package)
         except ModuleNotFoundError as error:
             raise InputError(
-                f'{command} needs {error.name}: pip install "swa-jax[serve]"'
+                f'{command} needs {error.name}: pip install "swa-jax[{extra}]"'
             ) from None
 
 

@@ -213,6 +213,15 @@ Steps = Annotated[
         help="Steps of the loop between two looks for new requests and new tokens.",
     ),
 ]
+CacheDir = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-dir",
+        metavar="DIR",
+        help="Keep the prefix cache in this directory when the server stops, and start with what "
+        "it has. The pools must be the same then.",
+    ),
+]
 Grace = Annotated[
     float,
     typer.Option(

@@ -1,6 +1,7 @@
 """The state: an immutable pytree, the same for every transition.
 
-Legend: F full pages, S SWA pages, P page_size (tokens). Page 0 is padding in both pools.
+Legend: F full pages, S SWA pages, P page_size (tokens), B blocks of a unified budget. Page 0 is
+padding in both pools.
 """
 
 import functools
@@ -40,7 +41,15 @@ class PagePool:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["full", "swa", "full_to_swa", "group_open", "faults", "scratch"],
+    data_fields=[
+        "full",
+        "swa",
+        "full_to_swa",
+        "group_open",
+        "faults",
+        "scratch",
+        "block_is_full",
+    ],
     meta_fields=["config"],
 )
 @dataclass(frozen=True)
@@ -49,6 +58,10 @@ class AllocatorState:
 
     A pure SWA state has one ring, that of `swa`; its `full` only remembers, by bitmap, which
     pages their owner has not given back yet, and a live page maps to itself.
+
+    With one budget for both pools, each block of it is the one pool's or the other's. To the other
+    its pages are *absent*: released by the bitmap and not in the ring, so that they are never
+    granted, and a slot that names one is as stale as any.
     """
 
     full: PagePool
@@ -57,14 +70,16 @@ class AllocatorState:
     group_open: jax.Array  # bool[]
     faults: jax.Array  # int32[7] in the order of FAULT_KINDS
     scratch: jax.Array  # int32[F+1] NOBODY between transitions
+    block_is_full: jax.Array | None  # bool[B] whose a block is; None without a unified budget
     config: PoolConfig  # static
 
 
-def _new_pool(pages: int, *, with_ring: bool) -> PagePool:
+def _new_pool(pages: int, *, with_ring: bool, first: int = 0, count: int | None = None) -> PagePool:
+    """All of `pages` pages are free, or `count` of them from the one after `first` on."""
     released = jnp.ones(pages + 1, bool).at[PAD_PAGE].set(False, mode="drop")
     ring = jnp.arange(1, pages + 1, dtype=jnp.int32) if with_ring else jnp.zeros(1, jnp.int32)
-    count = pages if with_ring else 0
-    return PagePool(released, ring, jnp.int32(0), jnp.int32(count), jnp.int32(0))
+    count = (pages if count is None else count) if with_ring else 0
+    return PagePool(released, ring, jnp.int32(first), jnp.int32(count), jnp.int32(0))
 
 
 def init(config: PoolConfig) -> AllocatorState:
@@ -74,20 +89,32 @@ def init(config: PoolConfig) -> AllocatorState:
       config: the sizes of the pools.
 
     Returns:
-      `AllocatorState`, 13 bytes for a full page and 5 for an SWA page (`state_bytes`).
+      `AllocatorState`, 13 bytes for a full page and 5 for an SWA page (`state_bytes`), and one for
+      each block of a unified budget, which starts with about as many pages of either kind.
     """
     return _init(config)
 
 
 def _init(config: PoolConfig) -> AllocatorState:
-    pages = config.full_pages
+    pages, layout, block_is_full = config.full_pages, config.unified_layout, None
+    if layout is None:
+        full = _new_pool(pages, with_ring=not config.pure_swa_pool)
+        of_swa = _new_pool(config.swa_pages, with_ring=True)
+    else:
+        blocks = layout.first_full_blocks
+        full = _new_pool(pages, with_ring=True, count=blocks * layout.full_pages)
+        first = blocks * layout.swa_pages
+        count = config.swa_pages - first
+        of_swa = _new_pool(config.swa_pages, with_ring=True, first=first, count=count)
+        block_is_full = jnp.arange(layout.blocks, dtype=jnp.int32) < blocks
     return AllocatorState(
-        full=_new_pool(pages, with_ring=not config.pure_swa_pool),
-        swa=_new_pool(config.swa_pages, with_ring=True),
+        full=full,
+        swa=of_swa,
         full_to_swa=jnp.full(pages + 1, UNMAPPED, jnp.int32),
         group_open=jnp.zeros((), bool),
         faults=zero_faults(),
         scratch=jnp.full(pages + 1, NOBODY, jnp.int32),
+        block_is_full=block_is_full,
         config=config,
     )
 

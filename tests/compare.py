@@ -18,13 +18,12 @@ def config_of(sizes: Sizes) -> swa.PoolConfig:
         return swa.PoolConfig.pure_swa(
             sizes.full_tokens, page_size=sizes.page_size, sliding_window=sizes.window
         )
-    extra = {"chunked": True} if sizes.chunked else {}
     return swa.PoolConfig(
         sizes.full_tokens,
         sizes.swa_tokens,
         page_size=sizes.page_size,
         sliding_window=sizes.window,
-        **extra,
+        chunked=sizes.chunked,
     )
 
 

@@ -38,7 +38,33 @@ def _fresh_trace_counter() -> None:
 
 
 # Their programs hold the whole serving loop.
-LARGE = ("test_serving", "test_speculation", "test_http", "test_generate", "test_readme")
+LARGE = (
+    "test_serving",
+    "test_speculation",
+    "test_http",
+    "test_generate",
+    "test_readme",
+    "test_disagg_serving",
+    "test_disagg_processes",
+)
+# Their programs take far longer to compile than to run.
+QUICKLY_COMPILED = (
+    *LARGE,
+    "test_disagg",
+    "test_host",
+    "test_cpu_copy",
+    "test_saved_state",
+    "test_unified",
+    "test_replay_scenarios",
+    "test_replay_mutants",
+    "test_replay_driver",
+    "test_replay_host",
+    "test_cli",
+    "test_events",
+    "test_prefix_machine",
+    "test_prefix_scenarios",
+    "test_prefix_mutations",
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,10 +73,22 @@ def _large_programs_are_not_stored(request: pytest.FixtureRequest) -> Iterator[N
 
     XLA on CPU (jaxlib 0.10.2) has crashed while it serialised one of them, late in a long process.
     """
-    if not request.module.__name__.rpartition(".")[2].startswith(LARGE):
+    if not _is_one_of(LARGE, request):
         yield
         return
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
     yield
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.clear_caches()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiles_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leaves most of LLVM's optimizations out, which are a third of the time for some modules."""
+    jax.config.update("jax_disable_most_optimizations", _is_one_of(QUICKLY_COMPILED, request))
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def _is_one_of(names: tuple[str, ...], request: pytest.FixtureRequest) -> bool:
+    return request.module.__name__.rpartition(".")[2].startswith(names)

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +67,7 @@ class Server:
     def __init__(self, config, params, pool, num_rows, *, width=64, dtype=jnp.float32):
         self.config, self.params, self.pool = config, params, pool
         self.state = swa.init(pool)
-        self.kv = init_kv(config, pool, dtype)
+        self.kv: Any = init_kv(config, pool, dtype)
         self.table = np.zeros((num_rows, width), np.int32)
         self.lens = np.zeros(num_rows, np.int32)
         self.evicted = jnp.zeros(num_rows, jnp.int32)

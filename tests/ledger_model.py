@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.models.decoder.batch import PagedBatch
+from swa_jax.models.decoder.kv_pool import KVPool
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,14 @@ class Ledger:
             return _write(layer, jnp.where(old > 0, new, 0), layer.reshape(-1)[old])
 
         return move(kv[0], old.full, new.full), move(kv[1], old.swa, new.swa)
+
+    def pools(self, kv):
+        """Both layers of ids."""
+        return KVPool(full=kv[:1], swa=kv[1:])
+
+    def with_pools(self, kv, pools):
+        """Other ids."""
+        return pools.full + pools.swa
 
     def next_token(self, text):
         """What follows `text`, in plain Python."""

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from typing import Any
 
 import decoder_server as server
 import jax
@@ -160,7 +161,7 @@ def test_bfloat16_stays_near_float32():
 
 def test_a_step_writes_a_donated_pool_in_place():
     config, params = model(server.GPT_OSS)
-    kv = init_kv(config, swa.PoolConfig(2**14, 2**14, 4, 4))
+    kv: Any = init_kv(config, swa.PoolConfig(2**14, 2**14, 4, 4))
     ints = functools.partial(jnp.zeros, dtype=jnp.int32)
     new, one, pages = ints((3, 5)), ints(3), ints((3, 16))
     batch = PagedBatch(new, new, one, one, new, new, pages, pages)
@@ -197,7 +198,7 @@ def test_pools_that_lose_what_the_model_reads_are_refused(pool, message):
 
 
 def test_layers_get_the_pages_of_their_kind():
-    kv = init_kv(server.GEMMA, swa.PoolConfig(64, 32, 4, 4), jnp.bfloat16)
+    kv: Any = init_kv(server.GEMMA, swa.PoolConfig(64, 32, 4, 4), jnp.bfloat16)
     assert [layer.shape for layer in kv.full] == [(17, 4, 4, 16)]
     assert [layer.shape for layer in kv.swa] == [(9, 4, 4, 16)] * 2
     assert {layer.dtype for layer in jax.tree.leaves(kv)} == {jnp.dtype(jnp.bfloat16)}

@@ -518,6 +518,20 @@ def test_a_stop_cuts_what_takes_too_long(served, model, monkeypatch):
         check_laws(server.engine)
 
 
+def test_a_restarted_server_has_its_cache(served, model, tmp_path):
+    kept = dataclasses.replace(served, cache_dir=tmp_path / "kept", weights="these")
+    fresh = []
+    for _ in range(2):
+        with running_server(kept, model.tokenizer) as server, server.client() as client:
+            usage = complete(client, PROMPTS[4]).usage
+            fresh.append(usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens)
+    assert fresh[0] == len(model.tokenizer.encode(PROMPTS[4]))
+    assert 0 < fresh[1] <= kept.config.pool.page_size
+    other = dataclasses.replace(kept, weights="others")
+    with pytest.raises(ValueError, match="weights"):
+        WorldOwner(other)
+
+
 def test_an_engine_that_fails_ends_the_server(served, model, monkeypatch):
     with running_server(served, model.tokenizer) as server, server.client() as client:
 

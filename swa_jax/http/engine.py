@@ -110,6 +110,7 @@ class Engine:
             while self._round(owner):
                 pass
             self._cut()
+            owner.keep()
         except BaseException as error:
             self._fail(error)
 

@@ -1,7 +1,9 @@
 """The loop's state on the device, and the programs that change it. For one thread."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import numpy as np
 
 from swa_jax.http.device import View, enter, look, prompt_columns, strike, without_stats
 from swa_jax.http.jobs import Job
+from swa_jax.saved_state import restore_world, save_world
 from swa_jax.serving import (
     Requests,
     ServingConfig,
@@ -32,6 +35,8 @@ class Served:
       draft_params: of `config.draft`, where it has any.
       steps: of the loop between two looks at what came out of it.
       max_waiting: requests known beyond those that can run at once.
+      cache_dir: where the prefix cache is kept while the server does not run.
+      weights: of the checkpoint, as for `save_world`.
     """
 
     model: ServingModel
@@ -40,6 +45,8 @@ class Served:
     draft_params: Tree = None
     steps: int = 4
     max_waiting: int = 256
+    cache_dir: Path | None = None
+    weights: str = ""
 
     @property
     def places(self) -> int:
@@ -58,8 +65,34 @@ class WorldOwner:
         """Compiles, which takes its time."""
         self._served = served
         self._columns = prompt_columns(served.config)
-        self.world: World = new_world(served.model, served.config, served.places)
+        self.world: World = self._first_world()
         self._warm_up()
+
+    def _first_world(self) -> World:
+        """With what an earlier server cached, where it kept it.
+
+        Raises:
+          ValueError: what was kept was made under another configuration, or is damaged.
+        """
+        served = self._served
+        if served.cache_dir is not None:
+            with contextlib.suppress(FileNotFoundError):
+                return restore_world(
+                    served.cache_dir,
+                    served.model,
+                    served.config,
+                    served.places,
+                    weights=served.weights,
+                )
+        return new_world(served.model, served.config, served.places)
+
+    def keep(self) -> None:
+        """Saves the prefix cache, if it is to be kept."""
+        served = self._served
+        if served.cache_dir is not None:
+            save_world(
+                served.cache_dir, served.model, served.config, self.world, weights=served.weights
+            )
 
     def _warm_up(self) -> None:
         """Runs every program once, on requests that want no tokens."""

@@ -11,11 +11,11 @@ from typing import ClassVar, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
-from swa_jax.paging import pages_for
+from swa_jax.paging import look_up, pages_for
 from swa_jax.prefix_cache.insert import insert
 from swa_jax.prefix_cache.locks import lock, unlock
 from swa_jax.prefix_cache.match import path_slots
-from swa_jax.prefix_cache.receipts import Receipt
+from swa_jax.prefix_cache.receipts import Receipt, standing
 from swa_jax.prefix_cache.tree import PrefixCache
 from swa_jax.state import AllocatorState
 
@@ -93,8 +93,13 @@ def give_to_tree(
     cache, allocator, inserted = insert(
         cache, allocator, tokens, length, slots, namespace=namespace
     )
+    # Keys of pairs reach a page less far than what the request may stand on already: it keeps that.
+    before = standing(cache, receipt)
+    held = look_up(cache.depth, before, 0) * jnp.int32(size)
+    keeps = inserted.length < held
     # The new lock first: what both hold never stands without one.
-    cache, new = lock(cache, allocator, inserted.node)
+    cache, new = lock(cache, allocator, jnp.where(keeps, before, inserted.node))
     cache = unlock(cache, receipt)
     last = inserted.slots[jnp.maximum(length - 1, 0)]
-    return cache, allocator, Holding(inserted.slots[::size], last, inserted.length, new)
+    owned_from = jnp.where(keeps, held, inserted.length)
+    return cache, allocator, Holding(inserted.slots[::size], last, owned_from, new)

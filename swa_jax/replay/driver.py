@@ -12,6 +12,7 @@ import numpy as np
 from swa_jax.check import check
 from swa_jax.config import PoolConfig
 from swa_jax.counts import held_pages
+from swa_jax.host_cache.plan import plan_host
 from swa_jax.models import ModelConfig
 from swa_jax.prefix_cache import POLICIES
 from swa_jax.replay.content import content_of
@@ -24,6 +25,7 @@ from swa_jax.replay.engine import (
     reuse_figures,
     shared_engine,
 )
+from swa_jax.replay.host_tier import HostFigures
 from swa_jax.replay.trace import Trace
 from swa_jax.replay.world import Load, LoopConfig, World, running
 from swa_jax.state import faults
@@ -39,6 +41,7 @@ class ReplaySettings:
     slice_steps: int = 64  # steps between two looks from the host
     prefix_cache: bool = True  # reuse prefixes, where the trace says which are equal
     policy: str = "lru"  # of the prefix cache: who leaves first
+    host_bytes: int | None = None  # host memory for what the prefix cache evicts
 
     def __post_init__(self) -> None:
         for name, least in (("max_running", 1), ("chunk_tokens", 1), ("slice_steps", 1)):
@@ -46,6 +49,10 @@ class ReplaySettings:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.max_context is not None and self.max_context < 1:
             raise ValueError(f"max_context must be at least 1, got {self.max_context}")
+        if self.host_bytes is not None and not self.prefix_cache:
+            raise ValueError(
+                "a host tier keeps what the prefix cache evicts, and there is no prefix cache"
+            )
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
 
@@ -91,13 +98,14 @@ class ReplayResult:
     prompt_blocks: int = 0  # blocks that the trace names, of accepted requests
     hit_rate: float = 0.0  # hit_tokens of the prompt tokens
     reuse: ReuseFigures = field(default_factory=ReuseFigures)
+    host: HostFigures = field(default_factory=HostFigures)
     timeline: list[Sample] = field(default_factory=list, repr=False)
 
     def to_dict(self) -> dict[str, object]:
         """All figures but the timeline, ready for JSON."""
         figures = dataclasses.asdict(self)
         del figures["timeline"]
-        return figures | figures.pop("reuse")
+        return figures | figures.pop("reuse") | figures.pop("host")
 
 
 def final_lengths(trace: Trace) -> np.ndarray:
@@ -175,7 +183,7 @@ def run_replay(
     rejected = int((~accepted).sum())
 
     started = time.perf_counter()
-    engine = _engine(trace, config, load, jnp.asarray(accepted), weight, settings)
+    engine = _engine(trace, model, config, load, jnp.asarray(accepted), weight, settings)
     compile_s = time.perf_counter() - started
 
     timeline: list[Sample] = []
@@ -192,11 +200,18 @@ def run_replay(
     wall_s = time.perf_counter() - started
     check(engine.world(carry).allocator)
     result = _result(trace, model, pool, accepted, reasons, engine.world(carry), carry)
-    return dataclasses.replace(result, timeline=timeline, wall_s=wall_s, compile_s=compile_s)
+    return dataclasses.replace(
+        result,
+        timeline=timeline,
+        wall_s=wall_s,
+        compile_s=compile_s,
+        host=engine.host_figures(),
+    )
 
 
 def _engine(
     trace: Trace,
+    model: ModelConfig,
     config: LoopConfig,
     load: Load,
     accepted: jax.Array,
@@ -211,8 +226,16 @@ def _engine(
     content = content_of(trace) if settings.prefix_cache else None
     steps = settings.slice_steps
     if content is None or config.pool.pure_swa_pool:
+        if settings.host_bytes is not None:
+            raise ValueError(
+                "a host tier keeps what the prefix cache evicts, and there is none for this trace "
+                "and model"
+            )
         return plain_engine(config, load, accepted, weight, steps)
-    return shared_engine(config, load, content, accepted, weight, steps, settings.policy)
+    host = None
+    if settings.host_bytes is not None:
+        host = plan_host(model, settings.host_bytes, config.pool.page_size)
+    return shared_engine(config, load, content, accepted, weight, steps, settings.policy, host)
 
 
 def _check_grants(world: World) -> None:

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 
 from swa_jax import prefix_cache
 from swa_jax.counts import held_pages
+from swa_jax.host_cache.config import HostConfig
 from swa_jax.replay.content import Content
-from swa_jax.replay.shared_step import run_shared_steps, shared_unfinished
+from swa_jax.replay.host_tier import HostFigures, HostTier
+from swa_jax.replay.shared_step import end_rows, run_shared_steps, shared_unfinished
 from swa_jax.replay.shared_world import SharedWorld, new_shared_world
 from swa_jax.replay.step import run_steps, unfinished
 from swa_jax.replay.world import Load, LoopConfig, World, new_world
@@ -27,6 +29,7 @@ class Engine:
     advance: Callable[[Carry], Carry]  # runs a slice; takes its argument's buffers
     go_on: Callable[[Carry], jax.Array]  # bool[] something waits or runs
     world: Callable[[Carry], World]
+    host_figures: Callable[[], HostFigures] = HostFigures
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,31 @@ def shared_engine(
     weight: jax.Array,
     steps: int,
     policy: str,
+    host: HostConfig | None = None,
 ) -> Engine:
-    """Requests start from what earlier ones left in a prefix cache. Compiles."""
+    """Requests start from what earlier ones left in a prefix cache. Compiles.
+
+    With a host tier the loop stops after every step, for what leaves and what comes back.
+    """
     start = new_shared_world(config, load, accepted, policy)
-    program = run_shared_steps.lower(config, load, content, weight, start, steps).compile()
-    return Engine(
-        start, lambda s: program(load, content, weight, s), shared_unfinished, lambda s: s.world
-    )
+    each = steps if host is None else 1
+    program = run_shared_steps.lower(config, load, content, weight, start, each).compile()
+
+    def advance(shared: SharedWorld) -> SharedWorld:
+        return program(load, content, weight, shared)
+
+    if host is None:
+        return Engine(start, advance, shared_unfinished, lambda s: s.world)
+    tier = HostTier(host, start.cache.config, config, content)
+
+    def advance_with_host(shared: SharedWorld) -> SharedWorld:
+        for _ in range(steps):
+            shared = tier.bring_back(end_rows(config, load, content, shared))
+            shared = advance(shared)
+            tier.note_left(shared)
+        return shared
+
+    return Engine(start, advance_with_host, shared_unfinished, lambda s: s.world, tier.figures)
 
 
 def reuse_figures(carry: Carry) -> ReuseFigures:

@@ -55,6 +55,7 @@ def as_dict(run: Run) -> dict[str, object]:
         "chunk_tokens": run.settings.chunk_tokens,
         "max_context": run.settings.max_context,
         "policy": run.settings.policy if run.result.prefix_cache else None,
+        "host_bytes": run.settings.host_bytes,
         "versions": versions(),
     }
 
@@ -211,6 +212,21 @@ def _cache_rows(run: Run) -> list[tuple[str, str]]:
         ("cached full pages", f"{reuse.cached_full_pages:,} at the end"),
         ("cached SWA pages", f"{reuse.cached_swa_pages:,} at the end"),
         ("tombstones", f"{reuse.tombstones:,} at the end"),
+        *_host_rows(run),
+    ]
+
+
+def _host_rows(run: Run) -> list[tuple[str, str]]:
+    result, host = run.result, run.result.host
+    if run.settings.host_bytes is None:
+        return []
+    size = f"{_tokens(host.host_full_tokens)}, SWA of {host.host_swa_tokens:,}"
+    return [
+        ("host memory", f"{format_bytes(run.settings.host_bytes)}: {size}"),
+        ("stored on the host", _tokens(host.host_stored_tokens)),
+        ("dropped there", _tokens(host.host_dropped_tokens)),
+        ("brought back", _part(host.host_hit_tokens, result.prompt_tokens)),
+        ("SWA brought back", _tokens(host.host_swa_hit_tokens)),
     ]
 
 

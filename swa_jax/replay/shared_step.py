@@ -204,6 +204,13 @@ def _release_passed(config: LoopConfig, shared: SharedWorld) -> SharedWorld:
     return jax.lax.fori_loop(0, config.max_running, one, shared)
 
 
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
+def end_rows(config: LoopConfig, load: Load, content: Content, shared: SharedWorld) -> SharedWorld:
+    """The first part of a step, for a caller that has something to do before admission."""
+    shared = replace(shared, world=leave_window(config, shared.world))
+    return _finish(config, load, content, shared)
+
+
 def _make_room(config: LoopConfig, shared: SharedWorld) -> SharedWorld:
     """Evicts; then gives up locks that are not needed any more; then retracts the newest."""
     shared = _evict_short(config, shared)

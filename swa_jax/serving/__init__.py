@@ -7,10 +7,12 @@ from swa_jax.serving.draft import Draft, DraftView
 from swa_jax.serving.draft_head import DraftHead, random_head_params
 from swa_jax.serving.draft_model import DraftModel
 from swa_jax.serving.finish import finish, lift_fence, raise_fence
+from swa_jax.serving.hosted import HostedRequest, resume_from_host, retract_to_host
 from swa_jax.serving.model import Decoder, ServingModel
 from swa_jax.serving.moved_slots import MovedSlots
 from swa_jax.serving.ngram import NGramDraft
 from swa_jax.serving.prefill import prefill_step
+from swa_jax.serving.ready import end_sent, ready
 from swa_jax.serving.requests import FINISH_REASONS, Requests, Sampling, make_requests
 from swa_jax.serving.room import make_room
 from swa_jax.serving.serve import (
@@ -26,6 +28,7 @@ from swa_jax.serving.serve import (
 )
 from swa_jax.serving.step import leave, step
 from swa_jax.serving.world import Stats, World, new_world
+from swa_jax.serving.world_pools import with_world_pools, world_pools
 
 __all__ = (
     "FINISH_REASONS",
@@ -34,6 +37,7 @@ __all__ = (
     "DraftHead",
     "DraftModel",
     "DraftView",
+    "HostedRequest",
     "MovedSlots",
     "NGramDraft",
     "Requests",
@@ -46,6 +50,7 @@ __all__ = (
     "admit",
     "cancel",
     "decode_step",
+    "end_sent",
     "finish",
     "finish_reasons",
     "leave",
@@ -57,10 +62,15 @@ __all__ = (
     "prefill_step",
     "raise_fence",
     "random_head_params",
+    "ready",
     "release",
+    "resume_from_host",
+    "retract_to_host",
     "run_steps",
     "serve",
     "step",
     "submit",
     "unfinished",
+    "with_world_pools",
+    "world_pools",
 )

@@ -22,6 +22,7 @@ from swa_jax.prefix_cache import (
     unlock,
 )
 from swa_jax.prefix_cache.own import with_receipt
+from swa_jax.serving.budget import budget_fits
 from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.queue import RUNNING, WAITING, oldest_waiting
 from swa_jax.serving.world import World, add_stats, of_rows, running, to_compute
@@ -128,18 +129,24 @@ def promise_fits(
     Others in prefill were promised what they still lack, and each row its next step.
     """
     size = config.pool.page_size
+    full_promised, swa_promised = promised(config, world)
+    full_need = pages_for(known, size) - page_of(cached, size)
+    swa_need = jnp.minimum(_most_swa_pages(config, known), full_need)
+    rows = jnp.sum(running(world.rows), dtype=jnp.int32)
+    fits = pages_fit(world, full_need + full_promised + rows, swa_need + swa_promised + rows)
+    return fits | (rows == 0)  # alone it always fits: others were rejected when they came
+
+
+def pages_fit(world: World, full_pages: jax.Array, swa_pages: jax.Array) -> jax.Array:
+    """bool[] what is free or may be evicted covers int32[] pages of both kinds at once."""
+    if world.allocator.config.unified_layout is not None:
+        return budget_fits(world, full_pages, swa_pages)
+    size = world.allocator.config.page_size
     full_free, swa_free = free_pages(world.allocator)
     if world.cache is not None:
         full_free = full_free + page_of(full_evictable_size(world.cache), size)
         swa_free = swa_free + page_of(swa_evictable_size(world.cache, world.allocator), size)
-    full_promised, swa_promised = _promised(config, world)
-    full_need = pages_for(known, size) - page_of(cached, size)
-    swa_need = jnp.minimum(_most_swa_pages(config, known), full_need)
-    rows = jnp.sum(running(world.rows), dtype=jnp.int32)
-    fits = (full_need + full_promised + rows <= full_free) & (
-        swa_need + swa_promised + rows <= swa_free
-    )
-    return fits | (rows == 0)  # alone it always fits: others were rejected when they came
+    return (full_pages <= full_free) & (swa_pages <= swa_free)
 
 
 def _most_swa_pages(config: ServingConfig, tokens: jax.Array) -> jax.Array:
@@ -150,7 +157,7 @@ def _most_swa_pages(config: ServingConfig, tokens: jax.Array) -> jax.Array:
     return jnp.minimum(pages, jnp.int32(config.min_swa_pages))
 
 
-def _promised(config: ServingConfig, world: World) -> tuple[jax.Array, jax.Array]:
+def promised(config: ServingConfig, world: World) -> tuple[jax.Array, jax.Array]:
     """int32[] full and SWA pages that rows in prefill were admitted for and do not hold yet."""
     size, rows = config.pool.page_size, world.rows
     open_rows = to_compute(world) > 1

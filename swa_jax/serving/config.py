@@ -9,6 +9,7 @@ from swa_jax.prefix_cache import POLICIES
 from swa_jax.serving.draft import Draft
 
 ROLLBACKS = ("page", "snapshot")
+ROLES = ("both", "prefill")
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,11 @@ class ServingConfig:
       draft: where speculated tokens come from; None: no speculation.
       rollback: how pages of refused drafts go back: "page" frees what is past the new length,
         "snapshot" returns to the state before the drafts and grants what was accepted.
+      role: "both" computes prompts and what follows them; "prefill" computes prompts alone: a
+        request is ready then, and stays until its KV was sent to a worker that decodes.
 
     Raises:
-      ValueError: a size below 1, an unknown policy or rollback, pools that cannot work.
+      ValueError: a size below 1, an unknown policy, rollback or role, pools that cannot work.
     """
 
     pool: PoolConfig
@@ -42,6 +45,7 @@ class ServingConfig:
     policy: str = "lru"
     draft: Draft | None = None
     rollback: str = "page"
+    role: str = "both"
 
     def __post_init__(self) -> None:
         for name in ("max_context", "max_running", "chunk_tokens", "prefill_rows"):
@@ -53,7 +57,7 @@ class ServingConfig:
             raise ValueError(f"pool must be a PoolConfig, got {self.pool!r}")
         if not isinstance(self.prefix_cache, bool):
             raise ValueError(f"prefix_cache must be True or False, got {self.prefix_cache!r}")
-        for name, known in (("policy", POLICIES), ("rollback", ROLLBACKS)):
+        for name, known in (("policy", POLICIES), ("rollback", ROLLBACKS), ("role", ROLES)):
             value = getattr(self, name)
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
@@ -77,11 +81,21 @@ class ServingConfig:
                 f"pages are cached by pairs of tokens; need at least {need} tokens "
                 f"({self.min_swa_pages} pages of {self.pool.page_size})"
             )
+        if self.most_request_pages < 1:
+            raise ValueError(
+                f"a budget of {self.pool.unified_layout} holds no request and its window of "
+                f"{self.min_swa_pages} pages; give PoolConfig.unified more bytes"
+            )
 
     @property
     def num_drafts(self) -> int:
         """K, tokens that a step speculates on for each row."""
         return 0 if self.draft is None else self.draft.num_drafts
+
+    @property
+    def only_prefills(self) -> bool:
+        """Nobody decodes here."""
+        return self.role == "prefill"
 
     @property
     def key_lag(self) -> int:
@@ -96,6 +110,12 @@ class ServingConfig:
         """
         lag = self.key_lag if self.prefix_cache and self.pool.sliding_window is not None else 0
         return min(self.pool.full_pages, self.pool.min_swa_pages + lag)
+
+    @property
+    def most_request_pages(self) -> int:
+        """The most full pages that one request can hold when it runs alone."""
+        recycles = self.pool.sliding_window is not None
+        return self.pool.most_pages_beside(self.min_swa_pages if recycles else None)
 
     @property
     def table_pages(self) -> int:

@@ -14,6 +14,7 @@ import jax
 
 from swa_jax.config import PoolConfig
 from swa_jax.models.decoder.batch import PagedBatch
+from swa_jax.models.decoder.kv_pool import KVPool
 from swa_jax.serving.moved_slots import MovedSlots
 from swa_jax.serving.trees import Tree
 from swa_jax.state import AllocatorState
@@ -99,4 +100,49 @@ class Draft(Protocol):
 
     def move(self, state: Tree, old: MovedSlots, new: MovedSlots) -> Tree:
         """Copies its KV between slots, as the model's; all are read before any is written."""
+        ...
+
+    def pools(self, state: Tree) -> KVPool:
+        """Its KV layer by layer, as a model's; no layers where it has none."""
+        ...
+
+    def with_pools(self, state: Tree, pools: KVPool) -> Tree:
+        """The same state with other layers, as `pools` gave them."""
+        ...
+
+    def text_of(
+        self, state: Tree, slot: jax.Array, length: jax.Array, following: jax.Array
+    ) -> Tree:
+        """What it keeps of one text beside KV, for another place: the same shapes for every text.
+
+        Args:
+          state: of `init`.
+          slot: int32[] full slot of the text's last token.
+          length: int32[] tokens whose KV is held.
+          following: int32[] token `length`.
+
+        Returns:
+          A pytree of arrays; one without any where it keeps nothing.
+        """
+        ...
+
+    def enter_text(
+        self,
+        state: Tree,
+        row: jax.Array,
+        slot: jax.Array,
+        length: jax.Array,
+        following: jax.Array,
+        text: Tree,
+    ) -> Tree:
+        """Takes over what `text_of` gave, here or on another worker.
+
+        Args:
+          state: of `init`.
+          row: int32[] the row that decodes next with this text; past the end: nothing happens.
+          slot: int32[] full slot of its last token, on this side.
+          length: int32[] tokens whose KV is held.
+          following: int32[] token `length`.
+          text: of `text_of`.
+        """
         ...

@@ -19,8 +19,9 @@ from jax.typing import DTypeLike
 from swa_jax.config import PoolConfig
 from swa_jax.models.decoder.batch import PagedBatch
 from swa_jax.models.decoder.config import DecoderConfig
-from swa_jax.models.decoder.kv_pool import init_kv, write_kv
+from swa_jax.models.decoder.kv_pool import KVPool, write_kv
 from swa_jax.models.decoder.layer import embed, norm, run_layer, unembed
+from swa_jax.models.decoder.new_kv import init_layers
 from swa_jax.models.decoder.paged_attention import Attend, attend_pages
 from swa_jax.models.decoder.params import random_params
 from swa_jax.models.decoder.rope import rope_angles
@@ -60,6 +61,17 @@ class HeadState:
     slot: jax.Array  # int32[2R] full slot of that token, 0 for no text
     length: jax.Array  # int32[2R] tokens
     following: jax.Array  # int32[2R] token `length`
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["hidden", "known"], meta_fields=[]
+)
+@dataclass(frozen=True)
+class HeadText:
+    """What the head goes on from after one text, wherever its KV is."""
+
+    hidden: jax.Array  # float32[H] g of its last token
+    known: jax.Array  # bool[] whether there is one
 
 
 def random_head_params(
@@ -127,7 +139,7 @@ class DraftHead(Levels):
             return jnp.zeros(2 * rows, jnp.int32)
 
         return HeadState(
-            kv=init_kv(one_layer, pool, jnp.dtype(self.kv_dtype)).full[0],
+            kv=init_layers(one_layer, pool, jnp.dtype(self.kv_dtype)).full[0],
             hidden=jnp.zeros((2 * rows, self.config.hidden_size), jnp.float32),
             slot=none(),
             length=none(),
@@ -233,6 +245,46 @@ class DraftHead(Levels):
     def move(self, state: HeadState, old: MovedSlots, new: MovedSlots) -> HeadState:
         """Nothing: `observe` computes all that is kept again, at its new slots."""
         return state
+
+    def pools(self, state: HeadState) -> KVPool:
+        """Its KV: one layer by full slot."""
+        return KVPool(full=(state.kv,), swa=())
+
+    def with_pools(self, state: HeadState, pools: KVPool) -> HeadState:
+        """The same state with other KV."""
+        return replace(state, kv=pools.full[0])
+
+    def text_of(
+        self, state: HeadState, slot: jax.Array, length: jax.Array, following: jax.Array
+    ) -> HeadText:
+        """What the text's last token gave, if it is known here."""
+        same = (state.slot == slot) & (state.length == length) & (state.following == following)
+        same = same & (slot > PAD_SLOT)
+        return HeadText(state.hidden[jnp.argmax(same)], jnp.any(same))
+
+    def enter_text(
+        self,
+        state: HeadState,
+        row: jax.Array,
+        slot: jax.Array,
+        length: jax.Array,
+        following: jax.Array,
+        text: HeadText,
+    ) -> HeadState:
+        """Has the row's first drafts come from g; an unknown text ends what the row had."""
+        rows = state.slot.shape[0] // 2
+        at = jnp.where(row < rows, row, 2 * rows)
+
+        def put(old: jax.Array, new: jax.Array) -> jax.Array:
+            return old.at[at].set(new, mode="drop")
+
+        return replace(
+            state,
+            hidden=put(state.hidden, text.hidden),
+            slot=put(state.slot, jnp.where(text.known, slot, PAD_SLOT)),
+            length=put(state.length, length),
+            following=put(state.following, following),
+        )
 
     def _likeliest(self, params: Tree, made: jax.Array, count: int) -> jax.Array:
         return likeliest(unembed(self.config, params["model"], made), count)

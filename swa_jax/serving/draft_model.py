@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from swa_jax.config import PoolConfig
 from swa_jax.models.decoder.batch import PagedBatch
 from swa_jax.models.decoder.config import DecoderConfig
+from swa_jax.models.decoder.kv_pool import KVPool
 from swa_jax.only_if import only_if
 from swa_jax.serving.draft import DraftView
 from swa_jax.serving.draft_levels import (
@@ -50,8 +51,8 @@ class DraftModel(Levels):
     is_bigram = False
 
     def init(self, pool: PoolConfig, rows: int) -> Tree:
-        """Its KV."""
-        return as_model(self.model).init_kv(pool)
+        """Its KV, outside a budget that was cut for the served model."""
+        return as_model(self.model).init_kv(pool.apart)
 
     def prefill(
         self, params: Tree, state: Tree, batch: PagedBatch, hidden: jax.Array, following: jax.Array
@@ -129,3 +130,29 @@ class DraftModel(Levels):
     def move(self, state: Tree, old: MovedSlots, new: MovedSlots) -> Tree:
         """Copies its KV between slots."""
         return as_model(self.model).move_kv(state, old, new)
+
+    def pools(self, state: Tree) -> KVPool:
+        """Its KV layer by layer."""
+        return as_model(self.model).pools(state)
+
+    def with_pools(self, state: Tree, pools: KVPool) -> Tree:
+        """The same KV with other layers."""
+        return as_model(self.model).with_pools(state, pools)
+
+    def text_of(
+        self, state: Tree, slot: jax.Array, length: jax.Array, following: jax.Array
+    ) -> tuple[()]:
+        """Nothing: all that it knows is KV."""
+        return ()
+
+    def enter_text(
+        self,
+        state: Tree,
+        row: jax.Array,
+        slot: jax.Array,
+        length: jax.Array,
+        following: jax.Array,
+        text: Tree,
+    ) -> Tree:
+        """Nothing to enter."""
+        return state

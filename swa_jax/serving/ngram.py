@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from swa_jax.config import PoolConfig
 from swa_jax.inputs import whole_number
 from swa_jax.models.decoder.batch import PagedBatch
+from swa_jax.models.decoder.kv_pool import KVPool
 from swa_jax.serving.draft import DraftView
 from swa_jax.serving.moved_slots import MovedSlots
 from swa_jax.serving.trees import Tree
@@ -77,3 +78,27 @@ class NGramDraft:
 
     def move(self, state: None, old: MovedSlots, new: MovedSlots) -> None:
         """It has no KV."""
+
+    def pools(self, state: None) -> KVPool:
+        """No layers."""
+        return KVPool((), ())
+
+    def with_pools(self, state: None, pools: KVPool) -> None:
+        """Nothing to do."""
+
+    def text_of(
+        self, state: None, slot: jax.Array, length: jax.Array, following: jax.Array
+    ) -> tuple[()]:
+        """Nothing: it reads the tokens alone."""
+        return ()
+
+    def enter_text(
+        self,
+        state: None,
+        row: jax.Array,
+        slot: jax.Array,
+        length: jax.Array,
+        following: jax.Array,
+        text: Tree,
+    ) -> None:
+        """Nothing to do."""

@@ -14,6 +14,7 @@ from swa_jax.models.decoder import DecoderConfig
 from swa_jax.only_if import only_if
 from swa_jax.serving.chunk import Chunk, plan_chunk
 from swa_jax.serving.config import ServingConfig
+from swa_jax.serving.draft import Draft
 from swa_jax.serving.extend_rows import Extension, batch_of, extend_rows, last_of
 from swa_jax.serving.model import ServingModel, as_model
 from swa_jax.serving.trees import Tree
@@ -73,8 +74,32 @@ def _compute(
     if config.draft is not None:
         following = _at(known, place + 1)
         draft = config.draft.prefill(draft_params, draft, batch, hidden, following)
+        if config.only_prefills:
+            draft = _keep_texts(config.draft, draft, chunk, extension, length, following)
     world = replace(world, allocator=allocator, kv=kv, draft=draft)
     return _note(world, chunk, extension)
+
+
+def _keep_texts(
+    source: Draft,
+    draft: Tree,
+    chunk: Chunk,
+    extension: Extension,
+    length: jax.Array,
+    following: jax.Array,
+) -> Tree:
+    """What the source needs to go on from each text stays with its row until it is sent."""
+    none, nowhere = jnp.zeros_like(length), jnp.int32(2**31 - 1)
+    slots = last_of(extension.slots, extension.counts, none)
+    ends = length + extension.counts
+    after = last_of(following, extension.counts, none)
+    rows = jnp.where(extension.counts > 0, chunk.rows, nowhere)
+
+    def one(index: jax.Array, draft: Tree) -> Tree:
+        end = (slots[index], ends[index], after[index])
+        return source.enter_text(draft, rows[index], *end, source.text_of(draft, *end))
+
+    return jax.lax.fori_loop(0, length.shape[0], one, draft)
 
 
 def _at(tokens: jax.Array, places: jax.Array) -> jax.Array:

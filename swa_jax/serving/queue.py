@@ -22,7 +22,7 @@ from swa_jax.serving.requests import (
     Sampling,
 )
 
-EMPTY, WAITING, RUNNING, DONE = range(4)
+EMPTY, WAITING, RUNNING, DONE, HOSTED = range(5)  # HOSTED: its KV is on the host, see `hosted`
 _LAST = 2**31 - 1
 
 
@@ -49,7 +49,7 @@ _LAST = 2**31 - 1
 class Queue:
     """All places for requests."""
 
-    status: jax.Array  # int32[N] EMPTY, WAITING, RUNNING or DONE
+    status: jax.Array  # int32[N] EMPTY, WAITING, RUNNING, DONE or HOSTED
     ticket: jax.Array  # int32[N] order of arrival, the oldest the least
     next_ticket: jax.Array  # int32[]
     tokens: jax.Array  # int32[N, L] prompt, then output
@@ -99,7 +99,7 @@ def can_be_served(config: ServingConfig, prompt_lens: jax.Array, limit: jax.Arra
     pages = pages_for(held, pool.page_size)
     fits = (prompt_lens > 0) & (limit <= jnp.int32(config.max_context))
     fits = fits & (limit - prompt_lens <= jnp.int32(config.output_columns))
-    fits = fits & (pages <= jnp.int32(pool.full_pages))
+    fits = fits & (pages <= jnp.int32(config.most_request_pages))
     if pool.sliding_window is None:
         fits = fits & (pages <= jnp.int32(pool.swa_pages))
     return fits
@@ -170,18 +170,17 @@ def leave(queue: Queue, places: jax.Array) -> Queue:
 
 
 def cancel(queue: Queue, places: jax.Array) -> Queue:
-    """Ends int32[M] requests: waiting ones at once, running ones in the next step; -1 for none."""
+    """Ends int32[M] requests: running ones in the next step, others at once; -1 for none."""
     inside = (places >= 0) & (places < queue.status.shape[0])
     status = queue.status[jnp.where(inside, places, 0)]
-    is_open = inside & ((status == WAITING) | (status == RUNNING))
+    rests = (status == WAITING) | (status == HOSTED)
+    is_open = inside & (rests | (status == RUNNING))
     is_open = is_open & (queue.reason[jnp.where(inside, places, 0)] == UNFINISHED)
     at = jnp.where(is_open, places, queue.status.shape[0])
     return replace(
         queue,
         reason=queue.reason.at[at].set(CANCELLED, mode="drop"),
-        status=queue.status.at[jnp.where(status == WAITING, at, queue.status.shape[0])].set(
-            DONE, mode="drop"
-        ),
+        status=queue.status.at[jnp.where(rests, at, queue.status.shape[0])].set(DONE, mode="drop"),
     )
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from swa_jax.inputs import as_int32, whole_number
 
 # Why a request ended.
-UNFINISHED, STOP, LENGTH, REJECTED, CANCELLED = range(5)
-FINISH_REASONS = ("unfinished", "stop", "length", "rejected", "cancelled")
+UNFINISHED, STOP, LENGTH, REJECTED, CANCELLED, SENT = range(6)
+FINISH_REASONS = ("unfinished", "stop", "length", "rejected", "cancelled", "sent")
 
 
 @functools.partial(

@@ -13,6 +13,7 @@ from swa_jax.prefix_cache import PrefixCache
 from swa_jax.serving import queue as queues
 from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.model import ServingModel, as_model
+from swa_jax.serving.ready import can_go_on
 from swa_jax.serving.requests import Requests
 from swa_jax.serving.step import step
 from swa_jax.serving.trees import Tree
@@ -59,7 +60,14 @@ def serve(
       `Served`. A request that can never fit is rejected and changes nothing for the others; all
       others end, however small the pools: when memory runs out the newest waits again, and the
       oldest always makes progress.
+
+    Raises:
+      ValueError: the configuration of a prefill worker, where no request comes to its end.
     """
+    if config.only_prefills:
+        raise ValueError(
+            'serve needs role="both", got role="prefill": a prefill worker is driven by run_steps'
+        )
     return _serve(as_model(model), config, params, draft_params, requests)
 
 
@@ -96,7 +104,7 @@ def _run(
         return jax.lax.while_loop(unfinished, body, world)
 
     def go_on(carry: tuple[World, jax.Array]) -> jax.Array:
-        return unfinished(carry[0]) & (carry[1] > 0)
+        return can_go_on(config, carry[0]) & (carry[1] > 0)
 
     def one(carry: tuple[World, jax.Array]) -> tuple[World, jax.Array]:
         return body(carry[0]), carry[1] - 1
@@ -164,6 +172,8 @@ def run_steps(
     draft_params: Tree = None,
 ) -> World:
     """Runs up to so many steps, or until nothing waits or runs.
+
+    On a prefill worker: or until what is left is ready to be sent, or waits for that.
 
     Args:
       model: static.

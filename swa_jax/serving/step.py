@@ -65,7 +65,8 @@ def step(
     world = leave(config, world)
     world = admit(config, world)
     world = make_room(config, world)
-    world = decode_step(model, config, params, draft_params, world)
+    if not config.only_prefills:
+        world = decode_step(model, config, params, draft_params, world)
     world = prefill_step(model, config, params, draft_params, world)
     return _count(world)
 

@@ -1,14 +1,12 @@
 """KV of all layers: one array a layer, addressed by the slots that the allocator grants."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
-from swa_jax.config import PoolConfig
-from swa_jax.models.decoder.config import DecoderConfig
+from swa_jax.models.model_config import FULL
 from swa_jax.state import PAD_SLOT
 
 
@@ -24,42 +22,24 @@ class KVPool:
     full: tuple[jax.Array, ...]  # full layers in order, by full slot
     swa: tuple[jax.Array, ...]  # SWA layers in order, by SWA slot
 
+    def open_layer(
+        self, kind: str, place: int, slots: jax.Array, pages: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The array that holds a layer, and where in it slots and pages of the layer lie.
 
-def init_kv(config: DecoderConfig, pool: PoolConfig, dtype: DTypeLike = jnp.float32) -> KVPool:
-    """KV of zeros for a model and the pools that an allocator hands out.
+        Args:
+          kind: "F" or "S", static.
+          place: which layer of that kind, static.
+          slots: int32[...] slots of that kind.
+          pages: int32[R, N] pages of that kind.
+        """
+        return (self.full if kind == FULL else self.swa)[place], slots, pages
 
-    Args:
-      config: the model.
-      pool: the allocator's sizes.
-      dtype: of the KV.
-
-    Raises:
-      ValueError: pools that would lose KV which the model still reads: a window below
-        `config.past_window`, chunks, or a single SWA pool for a model with full layers.
-    """
-    _check_pool(config, pool)
-    width = (pool.page_size, 2 * config.kv_heads, config.head_dim)
-    full, swa = (pool.full_pages + 1, *width), (pool.swa_pages + 1, *width)
-    return KVPool(
-        full=tuple(jnp.zeros(full, dtype) for _ in config.full_layers),
-        swa=tuple(jnp.zeros(swa, dtype) for _ in config.swa_layers),
-    )
-
-
-def _check_pool(config: DecoderConfig, pool: PoolConfig) -> None:
-    if pool.pure_swa_pool and config.full_layers:
-        raise ValueError(
-            f"a pure SWA pool keeps no KV for full layers, and the model has "
-            f"{len(config.full_layers)}; use PoolConfig(full_tokens, swa_tokens, ...)"
-        )
-    if not config.swa_layers or pool.sliding_window is None:
-        return
-    if pool.chunked or pool.sliding_window < config.past_window:
-        raise ValueError(
-            f"the model's SWA layers read {config.past_window} past tokens; the pool keeps "
-            f"{pool.sliding_window}{' in chunks' if pool.chunked else ''}: use "
-            f"PoolConfig(..., sliding_window={config.past_window})"
-        )
+    def close_layer(self, kind: str, place: int, layer: jax.Array) -> "KVPool":
+        """The KV with a layer written to."""
+        name = "full" if kind == FULL else "swa"
+        layers = getattr(self, name)
+        return replace(self, **{name: (*layers[:place], layer, *layers[place + 1 :])})
 
 
 def write_kv(layer: jax.Array, slots: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -1,6 +1,8 @@
 """The model over paged KV: new tokens of many rows, each behind what its pages hold."""
 
 import functools
+from collections import Counter
+from typing import TypeVar
 
 import jax
 
@@ -10,17 +12,20 @@ from swa_jax.models.decoder.kv_pool import KVPool, write_kv
 from swa_jax.models.decoder.layer import angles_by_kind, embed, norm, run_layer
 from swa_jax.models.decoder.paged_attention import Attend, attend_pages
 from swa_jax.models.decoder.params import Params, Weights
-from swa_jax.models.model_config import FULL, SWA
+from swa_jax.models.decoder.unified_kv import UnifiedKV
+from swa_jax.models.model_config import FULL
+
+KV = TypeVar("KV", KVPool, UnifiedKV)
 
 
 def forward_paged(
     config: DecoderConfig,
     params: Params,
-    kv: KVPool,
+    kv: KV,
     batch: PagedBatch,
     *,
     attend: Attend = attend_pages,
-) -> tuple[jax.Array, KVPool]:
+) -> tuple[jax.Array, KV]:
     """Computes new tokens, and writes their KV where the batch says.
 
     Args:
@@ -36,39 +41,41 @@ def forward_paged(
     """
     hidden = embed(config, params, batch.tokens)
     angles = angles_by_kind(config, batch.positions)
-    layers = {FULL: list(kv.full), SWA: list(kv.swa)}
-    places = dict.fromkeys(layers, 0)
+    places = Counter[str]()
     for kind, weights in zip(config.layer_kinds, params["layers"], strict=True):
-        place = places[kind]
-        mix = functools.partial(_mix, config, weights, kind, layers[kind][place], batch, attend)
-        hidden, layers[kind][place] = run_layer(config, weights, hidden, angles[kind], mix)
+        mix = functools.partial(_mix, config, weights, kind, places[kind], kv, batch, attend)
+        hidden, kv = run_layer(config, weights, hidden, angles[kind], mix)
         places[kind] += 1
     hidden = norm(config, params["final_norm"], hidden)
-    return hidden, KVPool(full=tuple(layers[FULL]), swa=tuple(layers[SWA]))
+    return hidden, kv
 
 
 def _mix(
     config: DecoderConfig,
     weights: Weights,
     kind: str,
-    layer: jax.Array,
+    place: int,
+    kv: KV,
     batch: PagedBatch,
     attend: Attend,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Attention of one layer over pages that hold the new tokens too, and the layer's KV."""
+) -> tuple[jax.Array, KV]:
+    """Attention of one layer over pages that hold the new tokens too, and the KV with them."""
     full = kind == FULL
-    layer = write_kv(layer, batch.full_slots if full else batch.swa_slots, k, v)
+    slots = batch.full_slots if full else batch.swa_slots
+    pages = batch.full_pages if full else batch.swa_pages
+    layer, slots, pages = kv.open_layer(kind, place, slots, pages)
+    layer = write_kv(layer, slots, k, v)
     mixed = attend(
         q,
         layer,
-        batch.full_pages if full else batch.swa_pages,
+        pages,
         batch,
         scale=config.attention_scale,
         window=config.window(kind),
         softcap=config.attn_softcap,
         sinks=weights.get("sinks"),
     )
-    return mixed, layer
+    return mixed, kv.close_layer(kind, place, layer)

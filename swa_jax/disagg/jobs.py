@@ -1,0 +1,98 @@
+"""Requests as the shells on the host pass them on, and what became of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from swa_jax.serving.requests import Requests, Sampling
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request. Can be pickled.
+
+    Args:
+      name: chosen by the caller, of this job alone while it is open.
+      prompt: token ids, at least one.
+      max_new_tokens: most tokens to generate.
+      temperature: 0 takes the likeliest token; this and the next three as in `make_requests`.
+      top_k: sample among the k likeliest; 0: among all.
+      top_p: sample among the likeliest that add up to this.
+      seed: chooses among samples.
+      namespace: no prefix is shared with another.
+      ignore_eos: go on after an end-of-text token.
+
+    Raises:
+      ValueError: a prompt without tokens.
+    """
+
+    name: int
+    prompt: tuple[int, ...]
+    max_new_tokens: int = 16
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    namespace: int = 0
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ValueError(f"the prompt of job {self.name} has no tokens; at least one is needed")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job."""
+
+    name: int
+    tokens: tuple[int, ...]  # generated
+    reason: str  # of `FINISH_REASONS`; "lost" where its KV never arrived: it may be tried again
+    cached: int = 0  # prompt tokens that the decode side had already
+
+
+LOST = "lost"
+
+
+def requests_of(jobs: Sequence[Job], rows: int, columns: int) -> Requests:
+    """At most `rows` jobs as a batch of just as many, so that one program does for all.
+
+    Args:
+      jobs: with prompts of at most `columns` tokens; a longer one is cut, and so is refused.
+      rows: M; those past the jobs have no tokens, so they are no requests.
+      columns: T, tokens of the longest prompt.
+    """
+    tokens = np.zeros((rows, columns), np.int32)
+    lens = np.zeros(rows, np.int32)
+    for row, job in enumerate(jobs):
+        shown = job.prompt[:columns]
+        tokens[row, : len(shown)] = shown
+        lens[row] = len(job.prompt)
+
+    def column(name: str, dtype: type, otherwise: float) -> jnp.ndarray:
+        values = np.full(rows, otherwise, dtype)
+        values[: len(jobs)] = [getattr(job, name) for job in jobs]
+        return jnp.asarray(values)
+
+    return Requests(
+        tokens=jnp.asarray(tokens),
+        prompt_lens=jnp.asarray(lens),
+        max_new_tokens=column("max_new_tokens", np.int32, 0),
+        sampling=Sampling(
+            temperature=column("temperature", np.float32, 0),
+            top_k=column("top_k", np.int32, 0),
+            top_p=column("top_p", np.float32, 1),
+            seed=column("seed", np.int32, 0),
+        ),
+        namespace=column("namespace", np.int32, 0),
+        ignore_eos=column("ignore_eos", np.bool_, False),
+    )
+
+
+def padded(values: Sequence[int], count: int, otherwise: int) -> jnp.ndarray:
+    """int32[count] the values, then `otherwise`."""
+    row = np.full(count, otherwise, np.int32)
+    row[: len(values)] = values
+    return jnp.asarray(row)

@@ -1,0 +1,107 @@
+"""A prefill worker that does what a decode side asks it to.
+
+Messages in: ("submit", jobs), ("ask", [(name, HostAsk)]), ("arrived", names), ("cancel", names),
+("bye",). Out: ("ready", names), ("ended", [(name, reason)]), ("bundle", offered, names),
+("gone", names).
+"""
+
+from collections import deque
+
+from swa_jax.disagg.bundles import BundleSize, HostAsk, host_pieces
+from swa_jax.disagg.links import Channel, Sender
+from swa_jax.disagg.prefill_worker import PrefillWorker
+
+_GONE = (EOFError, OSError)
+
+
+class PrefillPeer:
+    """Answers one decode side.
+
+    Args:
+      worker: that computes.
+      channel: to the decode side.
+      sender: by which KV goes there.
+
+    Attributes:
+      open: the decode side is there and has not said goodbye.
+    """
+
+    def __init__(self, worker: PrefillWorker, channel: Channel, sender: Sender) -> None:
+        """Nothing is asked yet."""
+        self.worker, self.open = worker, True
+        self._channel, self._sender = channel, sender
+        self._wanted: deque[tuple[int, HostAsk, int, int]] = deque()
+
+    def run(self) -> None:
+        """Serves until the decode side leaves or is gone; no page is held by a request then."""
+        while self.open or self.worker.open_jobs:
+            self.turn()
+            if self.open and not self.worker.is_busy and not self._wanted:
+                self._wait()
+
+    def turn(self, steps: int = 4) -> None:
+        """Hears what there is, computes up to so many steps, sends what is wanted."""
+        try:
+            while self.open and self._channel.poll():
+                self._hear(self._channel.recv())
+        except _GONE:
+            self._lose()
+        ready, ended = self.worker.turn(steps)
+        if ready:
+            self._tell("ready", ready)
+        if ended:
+            self._tell("ended", ended)
+        self._answer()
+
+    def _wait(self) -> None:
+        try:
+            self._channel.poll(0.02)
+        except _GONE:
+            self._lose()
+
+    def _hear(self, message: tuple) -> None:
+        kind, *rest = message
+        if kind == "submit":
+            self.worker.submit(rest[0])
+        elif kind == "ask":
+            for name, ask in rest[0]:
+                self._wanted.extend((name, ask, *starts) for starts in host_pieces(ask, self.size))
+        elif kind == "arrived":
+            self.worker.end(rest[0])
+        elif kind == "cancel":
+            gone = set(rest[0])
+            self._wanted = deque(piece for piece in self._wanted if piece[0] not in gone)
+            self.worker.cancel(rest[0])
+        elif kind == "bye":
+            self._lose()
+        else:
+            raise ValueError(f"unknown message from the decode side: {kind!r}")
+
+    @property
+    def size(self) -> BundleSize:
+        """Of a bundle."""
+        return self.worker.size
+
+    def _answer(self) -> None:
+        while self._wanted and self.open:
+            count = min(len(self._wanted), self.size.pieces)
+            pieces = [self._wanted.popleft() for _ in range(count)]
+            gone = [piece[0] for piece in pieces if not self.worker.is_ready(piece[0])]
+            if gone:
+                self._tell("gone", gone)
+            offered = self._sender.send(self.worker.pack(pieces))
+            self._tell("bundle", offered, [piece[0] for piece in pieces])
+
+    def _tell(self, *message: object) -> None:
+        if not self.open:
+            return
+        try:
+            self._channel.send(message)
+        except _GONE:
+            self._lose()
+
+    def _lose(self) -> None:
+        """Nobody will fetch anything any more."""
+        self.open = False
+        self._wanted.clear()
+        self.worker.cancel_all()

@@ -1,0 +1,250 @@
+"""The host's tree in plain Python: what is usable, who leaves first, what stays."""
+
+import jax.numpy as jnp
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+import swa_jax as swa
+from swa_jax import prefix_cache as pc
+from swa_jax.host_cache import (
+    HostCache,
+    HostConfig,
+    HostIndex,
+    MemoryStorage,
+    plan_host,
+    token_keys,
+)
+from swa_jax.host_cache.check import check_index, nodes_of
+from swa_jax.models import KVPool, get_model
+from swa_jax.prefix_cache.match import window_start
+from swa_jax.prefix_cache.tree import CacheConfig
+
+_texts = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
+_flags = st.lists(st.booleans(), max_size=6)
+
+
+def usable_by_rule(index, keys, space, device_pages, live):
+    """The definition: every page's full KV on either side, the last window's SWA on either."""
+    path = index.find(keys, space)
+
+    def has_full(page):
+        return page < device_pages or (page < len(path) and path[page].full >= 0)
+
+    def has_swa(page):
+        on_device = page < device_pages and page < len(live) and live[page]
+        return on_device or (page < len(path) and path[page].swa >= 0)
+
+    for pages in range(len(keys), 0, -1):
+        window = range(index.config.window_start(pages), pages)
+        if all(map(has_full, range(pages))) and all(map(has_swa, window)):
+            return pages
+    return 0
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Few rows, so that somebody always leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = HostIndex(HostConfig(14, 8, 2, 3))  # 7 and 4 rows; an end needs 2 of SWA
+        self.pins = []
+
+    @rule(text=_texts, space=st.integers(0, 1))
+    def store(self, text, space) -> None:
+        placed = self.index.store(text, space)
+        path = self.index.find(text, space)
+        assert all(path[page].full == row for page, row in placed.full)
+        assert all(path[page].swa == row for page, row in placed.swa)
+        if not self.pins:
+            assert len(path) == len(text)
+            assert self.index.usable(text, space).pages == len(text)
+
+    @rule(text=_texts, which=_flags, side=st.booleans())
+    def put_some(self, text, which, side) -> None:
+        pages = [page for page, wanted in enumerate(which[: len(text)]) if wanted]
+        self.index.put(text, 0, full=pages if side else (), swa=() if side else pages)
+
+    @rule(text=_texts, live=_flags, device=st.integers(0, 6))
+    def look(self, text, live, device) -> None:
+        got = self.index.usable(text, device_pages=device, device_live=live)
+        assert got.pages == usable_by_rule(self.index, text, 0, device, live)
+        path = self.index.find(text)
+        assert all(path[page].full >= 0 for page in got.full)
+        assert all(path[page].swa >= 0 for page in got.swa)
+
+    @rule(text=_texts)
+    def touch(self, text) -> None:
+        before = [node.hits for node in self.index.find(text)]
+        self.index.touch(text)
+        assert [node.hits for node in self.index.find(text)] == [hits + 1 for hits in before]
+
+    @rule(text=_texts)
+    def pin(self, text) -> None:
+        if len(self.pins) < 3:
+            pin = self.index.pin(text)
+            rows = [(node.full, node.swa) for node in pin.nodes]
+            self.pins.append((text, pin, rows))
+
+    @rule(which=st.integers(0, 2))
+    def unpin(self, which) -> None:
+        if which < len(self.pins):
+            _, pin, _ = self.pins.pop(which)
+            self.index.unpin(pin)
+            self.index.unpin(pin)
+
+    @rule(text=_texts)
+    def forget(self, text) -> None:
+        self.index.forget(text)
+
+    @invariant()
+    def laws(self) -> None:
+        check_index(self.index)
+        for text, _, rows in self.pins:
+            now = [(node.full, node.swa) for node in self.index.find(text)][: len(rows)]
+            assert len(now) == len(rows)
+            for (full, of_swa), (old_full, old_swa) in zip(now, rows, strict=True):
+                assert old_full in (-1, full), "a pinned full row left"
+                assert old_swa in (-1, of_swa), "a pinned SWA row left"
+
+
+TestIndex = IndexMachine.TestCase
+TestIndex.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+def index(full=20, of_swa=12, window=4):
+    return HostIndex(HostConfig(full, of_swa, 1, window))
+
+
+def test_the_window_is_the_devices() -> None:
+    for pool in (
+        swa.PoolConfig(64, 64, 4, 6),
+        swa.PoolConfig(64, 64, 4, 8, chunked=True),
+        swa.PoolConfig(64, 64, 4, 9, chunked=True),
+        swa.PoolConfig(64, 64, 4),
+    ):
+        device = CacheConfig(pool, 64, False, "lru", 32)
+        host = HostConfig.beside(pool, 64, 64)
+        for pages in range(9):
+            wanted = int(window_start(device, jnp.int32(pages)))
+            assert host.window_start(pages) == wanted
+
+
+def test_a_long_prefix_takes_a_window_and_a_page_of_swa_rows() -> None:
+    tree = index()
+    placed = tree.store("abcdefghij")
+    assert (len(placed.full), len(placed.swa)) == (10, 5)
+    assert tree.usable("abcdefghij").swa == (6, 7, 8, 9)
+    assert tree.usable("abcdefghi").swa == (5, 6, 7, 8)  # the same text again (B38)
+    assert tree.usable("abcdefgh").pages == 0  # its window is not there
+
+
+def test_leaves_go_first_and_the_oldest_branch_before_a_younger() -> None:
+    tree = index(full=6, of_swa=6, window=1)
+    tree.store("abcd")
+    tree.store("abxy")
+    tree.touch("abcd")
+    tree.store("pq")  # two rows: the younger end of abxy goes, its shared part stays
+    assert tree.usable("abxy").pages == 0
+    assert len(tree.find("abxy")) == 2
+    assert tree.usable("abcd").pages == 4
+
+
+def test_swa_rows_that_no_end_needs_go_first() -> None:
+    tree = index(full=20, of_swa=5, window=2)
+    tree.store("abc")
+    tree.store("abcdef")  # a, b and c are further above every end now
+    tree.store("xy")
+    assert tree.usable("abcdef").pages == 6
+    assert tree.usable("abc").pages == 0
+    assert tree.usable("xy").pages == 2
+
+
+def test_what_is_pinned_takes_nobodys_place_and_gives_none() -> None:
+    tree = index(full=4, of_swa=4, window=1)
+    tree.store("abcd")
+    pin = tree.pin("abcd")
+    assert tree.store("xy").full == ()
+    assert not list(tree.find("xy"))
+    tree.unpin(pin)
+    assert len(tree.store("xy").full) == 2
+
+
+def test_namespaces_share_nothing_and_none_is_left_behind() -> None:
+    tree = index()
+    tree.store("ab", 1)
+    assert tree.find("ab", 2) == []
+    assert tree.forget("ab", 1)
+    assert tree.forget("a", 1)
+    assert list(nodes_of(tree)) == []
+    assert not tree._roots
+    assert (tree.full_pages, tree.swa_pages) == (0, 0)
+
+
+def test_keys_are_the_pages_tokens_and_pairs_reach_one_further() -> None:
+    assert token_keys([1, 2, 3, 4, 5], 2) == token_keys([1, 2, 3, 4], 2)
+    pairs = token_keys([1, 2, 3, 4, 5], 2, is_bigram=True)
+    assert len(pairs) == 2
+    assert pairs[:1] == token_keys([1, 2, 3], 2, is_bigram=True)
+    assert pairs[1:] != token_keys([1, 2, 3, 4, 6], 2, is_bigram=True)[1:]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"full_tokens": 0}, "full_tokens must be an integer from 1"),
+        ({"swa_tokens": 6}, "multiple of page_size=4, got 6; try 4"),
+        ({"sliding_window": 0}, "sliding_window must be an integer from 1"),
+        ({"sliding_window": None, "chunked": True}, "needs sliding_window"),
+    ],
+)
+def test_sizes_that_cannot_work_are_refused(change, message) -> None:
+    sizes = {"full_tokens": 8, "swa_tokens": 8, "page_size": 4, "sliding_window": 6}
+    with pytest.raises(ValueError, match=message):
+        HostConfig(**{**sizes, **change})
+
+
+def test_a_pool_without_full_layers_has_no_host_tier() -> None:
+    with pytest.raises(ValueError, match="a host tier has nothing"):
+        HostConfig.beside(swa.PoolConfig.pure_swa(32, 4, 6), 32, 32)
+
+
+def test_host_memory_holds_a_window_for_each_typical_prefix() -> None:
+    model = get_model("gpt-oss-20b")
+    plan = plan_host(model, 8 * 2**30, 64)
+    used = plan.full_tokens * model.full_bytes_per_token
+    used += plan.swa_tokens * model.swa_bytes_per_token
+    assert 0.99 * 8 * 2**30 < used <= 8 * 2**30
+    prefixes = plan.full_tokens / 8192
+    assert 0.95 < plan.swa_pages / (prefixes * plan.kept_pages) < 1.1
+    with pytest.raises(ValueError, match="cannot hold one window"):
+        plan_host(model, 1000, 64)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "write"}, "policy must be one of write_through"),
+        ({"memory": "disk"}, "memory must be one of auto"),
+        ({"min_hits": 0}, "min_hits must be an integer from 1"),
+        ({"storage": MemoryStorage()}, "a storage needs a fingerprint"),
+        ({"config": HostConfig(8, 8, 4, 9)}, "the tier must fit the device's pages and window"),
+    ],
+)
+def test_a_tier_that_cannot_work_is_refused(options, message) -> None:
+    pool = swa.PoolConfig(16, 16, 4, 6)
+    config = options.pop("config", HostConfig.beside(pool, 32, 32))
+    with pytest.raises(ValueError, match=message):
+        HostCache(config, pc.init(pool), KVPool((), ()), **options)
+
+
+def test_a_tree_of_another_configuration_is_refused() -> None:
+    pool = swa.PoolConfig(16, 16, 4, 6)
+    host = HostCache(HostConfig.beside(pool, 32, 32), pc.init(pool), KVPool((), ()))
+    other = pc.init(pool, is_bigram=True)
+    for call in (host.backup, host.evict):
+        with pytest.raises(ValueError, match="the tier was made for a tree of"):
+            call(other, swa.init(pool), KVPool((), ()))
+    with pytest.raises(ValueError, match="the tier was made for a tree of"):
+        host.match(other, swa.init(pool), [1, 2], 2)
