@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from swa_jax.inputs import Ints, as_int32, whole_number
+from swa_jax.kv_layers import check_layers
 from swa_jax.kv_rows import read_rows, write_rows
 from swa_jax.models.decoder.kv_pool import KVPool
 from swa_jax.paging import look_up
@@ -54,13 +55,16 @@ def get_cpu_copy(
       window.
 
     Raises:
-      ValueError: a length that the table has no pages for, or a page of it that is not held.
+      ValueError: KV that is not the allocator's, a length that the table has no pages for, a page
+        of it that is not held, or one that is there twice.
     """
+    check_layers(state.config, pools)
     firsts, count = _arguments(state, table, length)
     start = whole_number("swa_from", swa_from, 0)
+    size = state.config.page_size
     found = jax.device_get(_look(state, firsts, jnp.int32(count)))
-    _check_held(found.held, state.config.page_size)
-    size, live = state.config.page_size, int(found.live_from)
+    _check_pages(found, size)
+    live = int(found.live_from)
     start = min(max(start // size, live) * size, count)
     full_slots, swa_slots = _slots(state, firsts, jnp.int32(0), jnp.int32(start), jnp.int32(count))
     full, swa = jax.device_get(_read(pools, full_slots, swa_slots))
@@ -90,15 +94,17 @@ def load_cpu_copy(
       The pools, with the KV of tokens `start` .. `copy.length` bit for bit as it was copied.
 
     Raises:
-      ValueError: a copy that does not fit: other layers, more tokens than the table has pages, a
-        page that is not held, or one without the SWA side that the copy has. Nothing is written.
+      ValueError: KV that is not the allocator's, or a copy that does not fit: other layers, more
+        tokens than the table has pages, a page that is not held or is there twice, or one without
+        the SWA side that the copy has. Nothing is written.
     """
     firsts, count = _arguments(state, table, copy.length)
     begin = whole_number("start", start, 0, count)
-    _check_layers(pools, copy)
+    check_layers(state.config, pools)
+    _check_copy(pools, copy)
     found = jax.device_get(_look(state, firsts, jnp.int32(count)))
     size = state.config.page_size
-    _check_held(found.held, size)
+    _check_pages(found, size)
     swa_start = max(copy.swa_start, begin)
     if swa_start < count and found.live_from * size > swa_start:
         raise ValueError(
@@ -128,13 +134,14 @@ def _arguments(state: AllocatorState, table: Ints, length: int) -> tuple[jax.Arr
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["held", "live_from"], meta_fields=[]
+    jax.tree_util.register_dataclass, data_fields=["held", "page", "live_from"], meta_fields=[]
 )
 @dataclass(frozen=True)
 class _Found:
     """What the allocator says of the pages."""
 
     held: jax.Array  # bool[C] unused places count as held
+    page: jax.Array  # int32[C] 0 in unused places
     live_from: jax.Array  # int32[] pages: all from here on have an SWA side
 
 
@@ -147,7 +154,11 @@ def _look(state: AllocatorState, firsts: jax.Array, length: jax.Array) -> _Found
     misplaced = jax.lax.rem(firsts, size) != 0
     held = (page > PAD_PAGE) & ~misplaced & ~look_up(state.full.free, page, True)
     dead = used & (look_up(state.full_to_swa, page, UNMAPPED) == UNMAPPED)
-    return _Found(held | ~used, jnp.max(jnp.where(dead, place + 1, 0), initial=0))
+    return _Found(
+        held=held | ~used,
+        page=jnp.where(used, page, PAD_PAGE),
+        live_from=jnp.max(jnp.where(dead, place + 1, 0), initial=0),
+    )
 
 
 def _pages(state: AllocatorState, firsts: jax.Array) -> jax.Array:
@@ -200,16 +211,23 @@ def _padded(layer: np.ndarray, before: int, room: int) -> np.ndarray:
     return rows
 
 
-def _check_held(held: np.ndarray, size: int) -> None:
+def _check_pages(found: _Found, size: int) -> None:
+    held = np.asarray(found.held)
     if not held.all():
         page = int(np.argmin(held))
         raise ValueError(
             f"every page of the table must be held, and the one of tokens {page * size} .. "
             f"{page * size + size - 1} is not"
         )
+    pages, times = np.unique(np.asarray(found.page), return_counts=True)
+    twice = pages[(times > 1) & (pages > PAD_PAGE)]
+    if twice.size:
+        raise ValueError(
+            f"every page of the table must be there once, and page {twice[0]} is twice"
+        )
 
 
-def _check_layers(pools: KVPool, copy: CpuCopy) -> None:
+def _check_copy(pools: KVPool, copy: CpuCopy) -> None:
     for name, layers, rows in (("full", pools.full, copy.full), ("swa", pools.swa, copy.swa)):
         wanted = [(np.dtype(layer.dtype).name, layer.shape[2:]) for layer in layers]
         seen = [(row.dtype.name, row.shape[1:]) for row in rows]
@@ -217,4 +235,14 @@ def _check_layers(pools: KVPool, copy: CpuCopy) -> None:
             raise ValueError(
                 f"the {name} layers keep {wanted} for a token, and the copy has {seen}: it is of "
                 "another model"
+            )
+    start = whole_number("copy.swa_start", copy.swa_start, 0, copy.length)
+    for name, rows, count in (
+        ("full", copy.full, copy.length),
+        ("swa", copy.swa, copy.length - start),
+    ):
+        if any(row.shape[0] != count for row in rows):
+            raise ValueError(
+                f"the copy must have {count} tokens in {name} layers, got "
+                f"{[row.shape[0] for row in rows]}"
             )

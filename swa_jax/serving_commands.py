@@ -135,6 +135,8 @@ def serve_http(
     with bad_input():
         if cache_dir is not None and no_prefix_cache:
             raise ValueError("--cache-dir keeps the prefix cache, and --no-prefix-cache has none")
+        if cache_dir is not None and Path(cache_dir).exists() and not Path(cache_dir).is_dir():
+            raise ValueError(f"--cache-dir must be a directory, and {cache_dir} is a file")
         model = _load(checkpoint, dtype, model_name)
         _serve(model, sizes, host, port, max_context, max_waiting, steps, grace, cache_dir)
 

@@ -59,6 +59,7 @@ QUICKLY_COMPILED = (
     "test_replay_mutants",
     "test_replay_driver",
     "test_replay_host",
+    "test_benchmarks",
     "test_cli",
     "test_events",
     "test_prefix_machine",

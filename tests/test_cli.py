@@ -91,12 +91,12 @@ def test_help_of_replay_has_examples_that_parse(calls, capsys):
     help_text = CliRunner().invoke(app, ["replay", "--help"], env={"COLUMNS": "200"}).stdout
     lines = [line.strip() for line in help_text.splitlines()]
     examples = [line.removeprefix("swa-jax ") for line in lines if line.startswith("swa-jax ")]
-    assert len(examples) == 6
+    assert len(examples) == 7
     Path("azure.csv").write_text(AZURE)
     Path("trace.jsonl").write_text(MOONCAKE)
     for example in examples:
         assert main(example.partition(" | ")[0].split()) == 0, example
-    assert len(calls) == 6
+    assert len(calls) == 7
     capsys.readouterr()
 
 

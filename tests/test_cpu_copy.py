@@ -195,6 +195,30 @@ class TestRefusals:
         with pytest.raises(ValueError, match="the swa layers keep"):
             load_cpu_copy(self.state, other, self.table, self.copy())
 
+    def test_kv_of_other_pools_is_refused(self):
+        for pool in (SMALL, swa.PoolConfig(16, 16, PAGE, WINDOW)):
+            for call in (
+                lambda pools: get_cpu_copy(self.state, pools, self.table, 9),
+                lambda pools: load_cpu_copy(self.state, pools, self.table, self.copy()),
+            ):
+                with pytest.raises(ValueError, match=r"full layer 0 must be \[17, 4, \.\.\.\]"):
+                    call(pools_for(pool))
+
+    def test_a_page_serves_once(self):
+        table = self.table[[0, 1, 1]]
+        with pytest.raises(ValueError, match=f"page {table[1] // PAGE} is twice"):
+            get_cpu_copy(self.state, self.pools, table, 9)
+        with pytest.raises(ValueError, match="must be there once"):
+            load_cpu_copy(self.state, self.pools, table, self.copy())
+
+    def test_a_copy_with_too_few_tokens_is_refused(self):
+        copy = self.copy()
+        for change in ({"length": 10}, {"swa_start": 1}, {"swa_start": 99}):
+            with pytest.raises(ValueError, match=r"copy.swa_start|the copy must have"):
+                load_cpu_copy(
+                    self.state, self.pools, self.table, dataclasses.replace(copy, **change)
+                )
+
     def test_pages_without_the_window_do_not_fit(self):
         state, table = granted(swa.init(POOL), 9, 5)
         with pytest.raises(ValueError, match="have an SWA side from token 4 on: grant a tail of 9"):

@@ -55,6 +55,24 @@ def transfer(prefill: PrefillSide, decode: DecodeSide, row: Row) -> disagg.Commi
     return committed
 
 
+def test_parts_of_a_wrong_kind_are_refused():
+    state, pools = swa.init(POOL), new_pools(POOL, draft=False)
+    inbox = disagg.new_inbox(POOL, 2, WIDTH)
+    zero = jnp.int32(0)
+    ask = disagg.Ask(zero, zero, zero, disagg.Ticket(zero, zero))
+    sizes = {"full_capacity": 4, "swa_capacity": 4, "full_from": 0, "swa_from": 0}
+    for name, parts in {
+        "pools": (state, None, [4], 4, ask),
+        "ask": (state, pools, [4], 4, (0, 1, 0, 0, 4)),
+        "state": (None, pools, [4], 4, ask),
+    }.items():
+        with pytest.raises(ValueError, match=f"{name} must be of"):
+            disagg.pack(*parts, **sizes)
+    for parts in ((pools, None), (None, ask)):
+        with pytest.raises(ValueError, match="expected a KVPool and a Piece"):
+            disagg.receive(inbox, state, *parts)  # type: ignore[arg-type]
+
+
 # ---- reserving ----------------------------------------------------------------------------
 
 

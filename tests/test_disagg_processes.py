@@ -75,7 +75,12 @@ def prefill():
             [sys.executable, str(Path(both.__file__)), str(listener.address[1])],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, both.KEY: key, "PYTHONPATH": os.pathsep.join(map(str, PATHS))},
+            env={
+                **os.environ,
+                both.KEY: key,
+                "PYTHONPATH": os.pathsep.join(map(str, PATHS)),
+                "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # it compiles more than it computes
+            },
         )
         yield process, listener
         process.kill()

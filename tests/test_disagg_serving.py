@@ -172,6 +172,178 @@ def test_what_does_not_arrive_in_time_is_given_up(monkeypatch):
     assert_clean(prefill.worker, decode.worker)
 
 
+# ---- names, lives and links -----------------------------------------------------------------
+
+
+def small(name, **values):
+    return dataclasses.replace(jobs()[8], name=name, **values)
+
+
+def finish(prefill, decode, limit=40):
+    """As `run_jobs`, but not for ever."""
+    outcomes = {}
+    for _ in range(limit):
+        prefill.turn()
+        outcomes |= {outcome.name: outcome for outcome in decode.turn()}
+    assert decode.open_jobs == prefill.worker.open_jobs == 0
+    assert_clean(prefill.worker, decode.worker)
+    return {name: (outcome.reason, outcome.tokens) for name, outcome in outcomes.items()}
+
+
+class Held:
+    """A bundle that comes when it may."""
+
+    may = False
+
+    def __init__(self, arriving):
+        self.take = arriving.take
+
+    def is_ready(self):
+        return Held.may
+
+
+def test_a_name_can_be_used_again_as_soon_as_it_has_an_outcome(monkeypatch):
+    prefill, decode = joined(on_stage=lambda name, stage: stage == cancel_at.pop(name, ""))
+    first, second = small(5), Job(5, LONG[:9], NEW)
+    for stage in ("prefill", READY, ASKED, ARRIVED, RUNNING, "done"):
+        cancel_at = {5: stage}
+        decode.submit([first])
+        if stage == "prefill":
+            decode.cancel([5])
+        done = []
+        for _ in range(20):
+            done = done or decode.turn()
+            if not done:
+                prefill.turn()
+                if stage != "done" and 5 not in cancel_at and decode.open_jobs:
+                    cancel_at = {5: stage}
+        assert [outcome.name for outcome in done] == [5]
+        decode.submit([second])
+        assert finish(prefill, decode) == {5: ("length", text(second))}
+    # Also while KV for its first life is still on its way.
+    fetch = decode._receiver.fetch
+    monkeypatch.setattr(decode._receiver, "fetch", lambda *of: Held(fetch(*of)))
+    job = Job(6, tuple(reversed(LONG)), NEW)
+    for turn in range(2):
+        decode.submit([job])
+        for _ in range(3):
+            prefill.turn()
+            decode.turn()
+        assert len(decode._ways) > turn
+        if turn == 0:
+            decode.cancel([6])
+    monkeypatch.setattr(Held, "may", True)
+    assert finish(prefill, decode) == {6: ("length", text(job))}
+
+
+class Deaf:
+    """A channel whose other end is gone once it is told something of a kind."""
+
+    def __init__(self, channel, kind):
+        self.kind = kind
+        self.recv, self.poll, self.close = channel.recv, channel.poll, channel.close
+        self._channel = channel
+
+    def send(self, message):
+        if message[0] == self.kind:
+            raise BrokenPipeError
+        self._channel.send(message)
+
+
+@pytest.mark.parametrize("kind", ["submit", "ask", "arrived", "cancel"])
+def test_a_link_that_dies_while_something_is_said_leaves_outcomes_and_no_reservation(kind):
+    prefill, decode = joined()
+    decode._channel = Deaf(decode._channel, kind)
+    never = Job(1, tuple(range(DECODE.max_context)), 1)
+    wanted = [small(2), small(3)]
+    decode.submit([*wanted, never] if kind == "cancel" else wanted)
+    reserve, refuse = decode.worker.reserve, kind == "cancel"
+
+    def refuses(jobs):
+        asks, hopeless = reserve(jobs)
+        if refuse:  # the last of them does not fit, whatever the pools hold
+            decode.worker.give_up([asks[-1]] if asks[-1] else [])
+            asks[-1], hopeless[-1] = None, True
+        return asks, hopeless
+
+    decode.worker.reserve = refuses
+    outcomes = finish(prefill, decode, 20)
+    assert not decode.open
+    assert set(outcomes) >= {2, 3}
+    there = {outcome for name, outcome in outcomes.items() if name in (2, 3)}
+    assert there <= {("length", text(wanted[0])), (LOST, ()), ("rejected", ())}
+    assert kind != "arrived" or ("length", text(wanted[0])) in there
+
+
+def test_a_submit_that_is_refused_takes_none():
+    prefill, decode = joined()
+    with pytest.raises(ValueError, match="twice"):
+        decode.submit([small(1), small(1)])
+    decode.submit([small(1)])
+    with pytest.raises(ValueError, match="open already"):
+        decode.submit([small(2), small(1)])
+    with pytest.raises(ValueError, match="expected a Job"):
+        decode.submit([small(2), 3])  # type: ignore[list-item]
+    assert decode.open_jobs == 1
+    # Jobs of the worker's own may be beside, also of the same name.
+    decode.worker.submit([small(1), small(9)])
+    with pytest.raises(ValueError, match="open already"):
+        decode.worker.submit([small(9)])
+    with pytest.raises(ValueError, match="at most 4"):
+        decode.worker.submit([small(name) for name in range(20, 25)])
+    right = ("length", text(small(1)))
+    assert finish(prefill, decode) == {1: right, 9: right}
+
+
+def test_reservations_that_keep_who_runs_from_going_on_are_given_up():
+    prefill, decode = joined()
+    wanted = [Job(name, LONG[:26], NEW, namespace=name) for name in range(4)]
+    run, stood = decode.worker.turn, []
+
+    def turn(steps=4):
+        done = run(steps)
+        if decode._arrived and len(stood) < 2:
+            stood.append(max(decode._arrived))
+            decode.worker.stands = True
+        return done
+
+    decode.worker.turn = turn
+    seat = decode.worker.seat
+
+    def one_at_a_time(jobs):
+        if decode.worker.running:
+            return [False] * len(jobs)
+        return [*seat(jobs[:1]), *[False] * (len(jobs) - 1)]
+
+    decode.worker.seat = one_at_a_time
+    decode.submit(wanted)
+    assert finish(prefill, decode, 80) == {job.name: ("length", text(job)) for job in wanted}
+    assert len(set(stood)) == 2  # each began a new life
+    assert decode.traffic.requests == len(wanted) + 2
+
+
+def test_who_wants_no_tokens_is_done_as_with_one_worker():
+    prefill, decode = joined()
+    longest = tuple(range(DECODE.max_context))
+    decode.submit([Job(1, longest, 0), Job(2, (*longest, 0), 0), small(3, max_new_tokens=0)])
+    reasons = {name: outcome[0] for name, outcome in finish(prefill, decode, 8).items()}
+    assert reasons == {1: "length", 2: "rejected", 3: "length"}
+
+
+BAD = (
+    {"max_new_tokens": 2**40}, {"max_new_tokens": -3}, {"max_new_tokens": 2.7},
+    {"namespace": 2**31}, {"seed": 2**33}, {"temperature": -1.0}, {"temperature": float("nan")},
+    {"top_p": 7.0}, {"top_k": -5}, {"top_k": (1, 2)}, {"ignore_eos": 1}, {"name": 1.5},
+    {"prompt": "abc"}, {"prompt": (1.7, 2.0)}, {"prompt": (1, -2)}, {"prompt": (1, 2**33)},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", BAD, ids=str)
+def test_a_job_is_checked_when_it_is_made(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Job(**{"name": 1, "prompt": (1, 2), **wrong})
+
+
 # ---- a prefill worker -----------------------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 """The host's tree in plain Python: what is usable, who leaves first, what stays."""
 
+from typing import cast
+
 import jax.numpy as jnp
 import pytest
 from hypothesis import settings
@@ -9,10 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 import swa_jax as swa
 from swa_jax import prefix_cache as pc
 from swa_jax.host_cache import (
+    FileStorage,
     HostCache,
     HostConfig,
     HostIndex,
     MemoryStorage,
+    Storage,
+    StorageWorker,
     plan_host,
     token_keys,
 )
@@ -23,6 +28,7 @@ from swa_jax.prefix_cache.tree import CacheConfig
 
 _texts = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
 _flags = st.lists(st.booleans(), max_size=6)
+NO_WORK = StorageWorker(cast("Storage", None))
 
 
 def usable_by_rule(index, keys, space, device_pages, live):
@@ -229,14 +235,23 @@ def test_host_memory_holds_a_window_for_each_typical_prefix() -> None:
         ({"memory": "disk"}, "memory must be one of auto"),
         ({"min_hits": 0}, "min_hits must be an integer from 1"),
         ({"storage": MemoryStorage()}, "a storage needs a fingerprint"),
+        ({"storage": MemoryStorage(), "fingerprint": "abc"}, "fingerprint must be bytes"),
+        ({"storage": object(), "fingerprint": b"a"}, "storage must have the methods of Storage"),
+        (
+            {"storage": StorageWorker(cast("Storage", None)), "fingerprint": b"a"},
+            "must have the methods",
+        ),
+        ({"pools": KVPool((jnp.zeros((4, 4)),), ())}, r"full layer 0 must be \[5, 4"),
+        ({"pools": KVPool((), (jnp.zeros((5, 2)),))}, r"swa layer 0 must be \[5, 4"),
         ({"config": HostConfig(8, 8, 4, 9)}, "the tier must fit the device's pages and window"),
     ],
 )
 def test_a_tier_that_cannot_work_is_refused(options, message) -> None:
     pool = swa.PoolConfig(16, 16, 4, 6)
+    options = {"pools": KVPool((), ()), **options}
     config = options.pop("config", HostConfig.beside(pool, 32, 32))
     with pytest.raises(ValueError, match=message):
-        HostCache(config, pc.init(pool), KVPool((), ()), **options)
+        HostCache(config, pc.init(pool), **options)
 
 
 def test_a_tree_of_another_configuration_is_refused() -> None:
@@ -248,3 +263,70 @@ def test_a_tree_of_another_configuration_is_refused() -> None:
             call(other, swa.init(pool), KVPool((), ()))
     with pytest.raises(ValueError, match="the tier was made for a tree of"):
         host.match(other, swa.init(pool), [1, 2], 2)
+
+
+def test_a_storage_of_another_model_is_refused(tmp_path) -> None:
+    pool = swa.PoolConfig(16, 16, 4, 6)
+    config, layers = HostConfig.beside(pool, 32, 32), KVPool((), ())
+    with (
+        FileStorage(tmp_path, b"a", 10_000) as below,
+        pytest.raises(ValueError, match="fingerprint must be the storage's, b'a', got b'b'"),
+    ):
+        HostCache(config, pc.init(pool), layers, storage=below, fingerprint=b"b")
+
+
+@pytest.mark.parametrize(
+    ("full", "of_swa", "message"),
+    [
+        ((5, 4), ("float32", 2), r"full layer 0 must be float32\[5, 4, 2\], got float32\[5, 4\]"),
+        ((5, 4, 2), ("float16", 2), r"swa layer 0 must be float32.*got float16"),
+        ((5, 4, 1), ("float32", 2), "full layer 0 must be"),
+        ((3, 4, 2), ("float32", 2), "full layer 0 must be"),
+        ((5, 4, 2), None, "pools must have 1 swa layer"),
+    ],
+)
+def test_kv_that_is_not_the_tiers_is_refused_before_anything(full, of_swa, message) -> None:
+    pool = swa.PoolConfig(16, 16, 4, 6)
+    right = KVPool((jnp.zeros((5, 4, 2)),), (jnp.zeros((5, 4, 2)),))
+    swa_layers = () if of_swa is None else (jnp.zeros((5, 4, of_swa[1]), of_swa[0]),)
+    other = KVPool((jnp.zeros(full),), swa_layers)
+    cache, state = pc.init(pool), swa.init(pool)
+    host = HostCache(HostConfig.beside(pool, 32, 32), cache, right)
+    host.index.store([b"a"])
+    for call in (
+        lambda: host.backup(cache, state, other),
+        lambda: host.evict(cache, state, other),
+        lambda: host.restore(cache, state, other, [1] * 9, 9),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert not any(node.pins for node in nodes_of(host.index))
+
+
+def test_a_namespace_is_a_whole_number_for_a_pin_too() -> None:
+    pool = swa.PoolConfig(16, 16, 4, 6)
+    host = HostCache(HostConfig.beside(pool, 32, 32), pc.init(pool), KVPool((), ()))
+    with pytest.raises(ValueError, match="namespace must hold integers"):
+        host.pin([1] * 8, namespace=1.2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pages", [[3], [-1], [1, 0], [0, 0]])
+@pytest.mark.parametrize("kind", ["full", "swa"])
+def test_pages_that_a_prefix_has_not_are_refused(kind, pages) -> None:
+    tree = index()
+    tree.store("a")
+    with pytest.raises(ValueError, match=f"{kind} must be ascending pages from 0 to 2, got"):
+        tree.put("abc", **{kind: pages})
+    assert [node.pins for node in nodes_of(tree)] == [0]
+    check_index(tree)
+
+
+def test_rows_that_could_not_be_written_are_taken_back() -> None:
+    tree = index()
+    tree.store("ab")
+    placed = tree.put("abcd", full=[2, 3], swa=[1, 3])
+    tree.take_back("abcd", 0, placed)
+    assert len(tree.find("abcd")) == 2
+    assert (tree.full_pages, tree.swa_pages) == (2, 2)
+    tree.take_back("abcd", 0, placed)  # nothing of it is there
+    check_index(tree)

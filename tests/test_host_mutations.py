@@ -11,7 +11,8 @@ from host_pair import HostWorld
 from prefix_pair import QUICKLY
 
 import swa_jax as swa
-from swa_jax.host_cache import claim, images, memory, mirror, tier
+from swa_jax.host_cache import MemoryStorage, claim, images, memory, mirror, tier
+from swa_jax.host_cache.check import check_index, nodes_of
 from swa_jax.host_cache.index import HostIndex
 from swa_jax.host_cache.memory import NumpyMemory
 
@@ -140,6 +141,50 @@ def test_rows_that_are_being_written_stay(monkeypatch) -> None:
     world.evict(full=48)
     assert int(world.restore(SECOND).length) == 12
     assert world.check_match(SECOND).length == 12
+
+
+def fails(*arguments):
+    raise OSError(5, "it is broken")
+
+
+def backed_up(world):
+    world.backup()
+    world.host.wait()
+
+
+@pytest.mark.parametrize("half", [(NumpyMemory, "write"), (memory._Copy, "land")])
+def test_a_copy_that_fails_leaves_no_pin_and_no_row_without_bytes(half, monkeypatch) -> None:
+    world = world_of(policy="write_through")
+    assert world.serve(FIRST)
+    with monkeypatch.context() as patch:
+        patch.setattr(*half, fails)
+        with pytest.raises(OSError, match="broken"):
+            backed_up(world)
+    assert list(nodes_of(world.host.index)) == []
+    check_index(world.host.index)
+
+
+def test_a_storage_that_fails_is_one_that_has_nothing(monkeypatch) -> None:
+    storage = MemoryStorage()
+    world = world_of(policy="write_through", storage=storage, fingerprint=b"one")
+    for name in ("has", "put", "get"):
+        monkeypatch.setattr(storage, name, fails)
+    assert world.serve(FIRST)
+    assert world.backup() > 0
+    world.host.wait()
+    row, count = world._row(FIRST, None)
+    world.host.prefetch(world.cache, world.state, row, count).wait()
+    world.drive_out(full=48)
+    assert int(world.restore(FIRST).length) == 12
+    assert world.check_match(FIRST).length == 12
+    world.host.close()
+    assert world.host._stored is not None
+    assert world.host._stored.worker.failed > 6
+    world.drive_out(full=48)
+    assert world.serve(THIRD)  # a closed one is no other
+    assert world.backup() > 0
+    world.host.wait()
+    assert not any(node.pins for node in nodes_of(world.host.index))
 
 
 CHECKS = {

@@ -1,5 +1,9 @@
 """Public reports on host offload, by number, with their figures."""
 
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from host_pair import HostWorld
 
@@ -108,3 +112,45 @@ def test_b07_a_recovered_tombstone_gives_nobodys_page_away() -> None:
     assert world.left == (40, 16)
     assert world.sizes.full_evictable == world.sizes.swa_evictable == 8
     world.verify_all()
+
+
+def moved(world, cache, **changes):
+    """What the tier takes for the path that ends in B, when it finds these values at some pages."""
+    parts = {}
+    for name, (pages, values) in changes.items():
+        part = np.array(getattr(cache, name))
+        part[pages] = np.asarray(values)
+        parts[name] = jnp.asarray(part)
+    world.host.tree.look(dataclasses.replace(cache, **parts), world.state)
+
+
+def test_a_node_whose_stamps_are_equal_but_that_hangs_from_another_is_another() -> None:
+    """As after a reset: A came again on another page at the same time, and B where it was."""
+    world = HostWorld(POOL, 64, 64, is_bigram=True)
+    assert world.serve(TEXT)
+    cache, tree = world.cache, world.host.tree
+    tree.look(cache, world.state)
+    a, b = tree.find(token_keys(TEXT, 4, is_bigram=True), 0)
+    c, first = max(a, b) + 1, np.asarray(cache.tokens[a])
+    moved(
+        world,
+        cache,
+        in_tree=(c, True),
+        born=([a, c], [int(cache.clock) + 1, int(cache.born[a])]),
+        hash=([a, c], [7, int(cache.hash[a])]),
+        depth=(c, cache.depth[a]),
+        tokens=([a, c], np.stack([first + 1, first])),
+        parent=(b, c),
+    )
+    assert tree.path(b).nodes == [c, b]
+    assert tree.path(b).keys == token_keys(TEXT, 4, is_bigram=True)
+
+
+def test_a_tree_whose_clock_went_back_is_read_again() -> None:
+    world = HostWorld(POOL, 64, 64, is_bigram=True)
+    assert world.serve(TEXT)
+    tree, cache = world.host.tree, dataclasses.replace(world.cache, clock=world.cache.clock + 9)
+    tree.look(cache, world.state)
+    a, b = tree.find(token_keys(TEXT, 4, is_bigram=True), 0)
+    moved(world, world.cache, tokens=([a], cache.tokens[a] + 1))
+    assert tree.path(b).keys[0] == (cache.tokens[a] + 1).tobytes()

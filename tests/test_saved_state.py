@@ -108,6 +108,14 @@ def test_every_dtype_and_shape_comes_back(tmp_path, dtype):
         assert read[name].tobytes() == wanted.tobytes()
 
 
+def test_what_json_holds_otherwise_is_the_same_for_a_save_and_a_restore(tmp_path):
+    made = {1: (2, 3)}
+    write_arrays(tmp_path, made, {})
+    assert read_arrays(tmp_path, made) == {}
+    with pytest.raises(ValueError, match="another configuration"):
+        read_arrays(tmp_path, {1: (2, 4)})
+
+
 class TestRefusals:
     @pytest.fixture(autouse=True)
     def _saved(self, tmp_path):
@@ -170,6 +178,23 @@ class TestRefusals:
         with pytest.raises(FileNotFoundError, match="no finished save in"):
             restore_state(tmp_path / "other", swa.init(POOL))
         assert [path.name for path in (tmp_path / "other").iterdir()] == ["swa_jax_9.txt"]
+
+    def test_a_directory_that_is_called_as_a_save_is_let_alone(self):
+        other = self.path / "swa_jax_99"
+        other.mkdir()
+        (other / "hello").write_text("mine")
+        self.restore()  # the save beside it
+        with pytest.raises(ValueError, match="swa_jax_99 is called as a saved state and is none"):
+            save_state(self.path, swa.init(POOL))
+        assert (other / "hello").read_text() == "mine"
+        self.restore()
+
+    @pytest.mark.parametrize("made", [float("nan"), {1, 2}, {"a": object()}, {"a": 1, 2: 3}])
+    def test_what_json_cannot_hold_is_refused(self, made):
+        for call in (save_state, restore_state):
+            with pytest.raises(ValueError, match="made must be plain data"):
+                call(self.path, *empty(), made={"model": made})
+        self.restore()
 
     def test_a_file_is_no_directory(self, tmp_path):
         (tmp_path / "file").write_text("")

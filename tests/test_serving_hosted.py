@@ -273,6 +273,26 @@ def test_it_resumes_once():
     assert not resume_from_host(MODEL, CONFIG, world, gone)[1]
 
 
+def test_only_the_last_leave_of_this_worlds_request_counts():
+    world, place, prompt = one_running()
+    world, first = sent_away(world, place)
+    world, ok = resume_from_host(MODEL, CONFIG, world, first)
+    assert ok
+    world, last = sent_away(steps(world, 1), place)
+    assert last.copy.length > first.copy.length
+    other, there, _ = one_running(9)
+    other, stranger = sent_away(other, there)
+    assert (stranger.place, stranger.ticket) == (last.place, last.ticket)
+    longer = dataclasses.replace(last.copy, length=int(world.queue.known[place]))
+    for wrong in (first, stranger, dataclasses.replace(last, copy=longer)):
+        world, ok = resume_from_host(MODEL, CONFIG, world, wrong)
+        assert not ok
+    world, ok = resume_from_host(MODEL, CONFIG, world, last)
+    assert ok
+    world = steps(world, 100)
+    assert texts(world, [place]) == [MODEL.continuation(prompt, 12)]
+
+
 def test_what_does_not_run_is_not_retracted():
     world, place, _ = one_running()
     for other in set(range(PLACES)) - {place}:

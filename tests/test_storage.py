@@ -136,6 +136,7 @@ def test_functions_do_not_count_and_differences_say_where():
 # Files.
 
 DTYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "float16", "int32", "bool", "float32"]
+DTYPES += ["complex64", "complex128"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -153,6 +154,44 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path, dtype):
         got["a"][...] = 0  # the caller's own
         assert storage.get(KEYS[1]) is None
         assert not storage.has(KEYS[1])
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(2, ">i4"),
+        np.zeros(2, "U2"),
+        np.zeros(2, "M8[D]"),
+        np.zeros(2, [("x", "i4")]),
+        np.zeros(2, object),
+        np.zeros(2, np.longdouble),
+        [1, None],
+    ],
+    ids=lambda array: str(np.asarray(array).dtype),
+)
+def test_what_could_not_be_read_again_is_not_written(tmp_path, array):
+    with opened(tmp_path) as storage:
+        storage.put(KEYS[0], page_of(0))
+        with pytest.raises(ValueError, match="'a' of a page must hold plain numbers"):
+            storage.put(KEYS[0], {"a": array})
+        for name in ("__metadata__", 3):
+            with pytest.raises(ValueError, match="must have a name other than __metadata__"):
+                storage.put(KEYS[0], {name: np.zeros(2)})  # type: ignore[dict-item]
+        assert same(storage.get(KEYS[0]), page_of(0))
+        assert storage.used_bytes == files(tmp_path)[0].stat().st_size
+
+
+def test_directories_called_as_its_files_are_let_alone(tmp_path):
+    for name in (".swa-jax-page-1", ".swa-jax-page-x", f"{KEYS[1].name}.safetensors"):
+        (tmp_path / name).mkdir()
+    with opened(tmp_path) as storage:
+        storage.put(KEYS[0], page_of(0))
+        assert same(storage.get(KEYS[0]), page_of(0))
+        storage.delete(KEYS[1])
+        with pytest.raises(OSError, match="directory"):
+            storage.put(KEYS[1], page_of(1))
+        assert storage.get(KEYS[1]) is None
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_a_page_is_put_again_and_deleted(tmp_path):

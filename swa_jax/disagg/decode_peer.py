@@ -2,20 +2,31 @@
 
 The way of a job: PREFILL (computed there) -> READY -> ASKED (room is reserved here, pieces are on
 their way) -> ARRIVED (all KV is here, the prefill side may forget it) -> RUNNING -> an Outcome.
+
+Each way to there is a *life* with a number that no other way has, of this job or another one. The
+two sides speak of lives, so what comes late for an earlier life finds nobody.
+
+Who has ARRIVED and waits for a row holds pages, and those who run may need them. When a turn got
+nobody further, the newest who has ARRIVED gives its reservation up and begins a new life. A new
+reservation leaves each row its next page (`reserve`), so one that runs gets at least a page further
+each time, and in the end is done.
 """
 
+import itertools
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swa_jax.disagg.bundles import HostAsk, host_pieces
 from swa_jax.disagg.decode_worker import DecodeWorker
-from swa_jax.disagg.jobs import LOST, Job, Outcome
+from swa_jax.disagg.jobs import LOST, Job, Outcome, check_new
 from swa_jax.disagg.links import Arriving, Channel, LinkError, Receiver
-from swa_jax.serving.requests import CANCELLED, FINISH_REASONS, REJECTED
+from swa_jax.serving.requests import CANCELLED, FINISH_REASONS, LENGTH, REJECTED
 
 _GONE = (EOFError, OSError)
+_FINAL = (FINISH_REASONS[REJECTED], FINISH_REASONS[LENGTH])  # the prefill side can say these
 PREFILL, READY, ASKED, ARRIVED, RUNNING = "prefill", "ready", "asked", "arrived", "running"
 
 
@@ -24,6 +35,7 @@ class _Open:
     """A job that is not done."""
 
     job: Job
+    number: int  # counts jobs as they are submitted
     stage: str = PREFILL
     ask: HostAsk | None = None  # from ASKED on
     pieces_left: int = 0
@@ -35,7 +47,7 @@ class _Way:
     """A bundle on its way."""
 
     arriving: Arriving
-    names: list[int]
+    lives: list[int]
     deadline: float
 
 
@@ -66,10 +78,12 @@ class DecodePeer:
       channel: to the prefill side.
       receiver: by which KV comes from there.
       timeout: seconds that the KV of a job may take after it was asked for.
-      on_stage: told (name, stage) whenever a job gets further; True from it cancels the job.
+      on_stage: told (name, stage) whenever a job gets further; True from it cancels the job. It may
+        cancel and submit others.
 
     Attributes:
-      open: the prefill side is there. When it is gone, jobs whose KV has not arrived end as LOST.
+      open: the prefill side is there. When it is gone, jobs whose KV has not arrived end as LOST in
+        the next turn.
       traffic: what was asked for so far.
     """
 
@@ -86,8 +100,11 @@ class DecodePeer:
         self.worker, self.open, self.traffic = worker, True, Traffic()
         self._channel, self._receiver = channel, receiver
         self._timeout, self._on_stage = timeout, on_stage
-        self._jobs: dict[int, _Open] = {}
-        self._ready: deque[int] = deque()
+        self._jobs: dict[int, _Open] = {}  # by life
+        self._lives: dict[int, int] = {}  # by name, of the jobs that are open
+        # Begun at random: the prefill side may still have to do with another peer's.
+        self._new_lives, self._submitted = itertools.count(secrets.randbits(48)), 0
+        self._ready: deque[int] = deque()  # lives, as all that follow
         self._arrived: deque[int] = deque()
         self._ways: deque[_Way] = deque()
         self._outcomes: list[Outcome] = []
@@ -102,38 +119,37 @@ class DecodePeer:
         """Takes jobs. What they need more than the pools hold, they get as "rejected".
 
         Raises:
-          ValueError: a name that is open already.
+          ValueError: something else than a Job, or a name that is open already or comes twice;
+            none is taken then.
         """
         new = list(jobs)
-        for job in new:
-            if job.name in self._jobs:
-                raise ValueError(f"a job named {job.name} is open already")
-            self._jobs[job.name] = _Open(job)
-        self._tell("submit", new)
-        if not self.open:
-            self._drop([job.name for job in new], LOST)
+        check_new(new, self._lives)
+        entries = [_Open(job, self._submitted + index) for index, job in enumerate(new)]
+        self._submitted += len(new)
+        self._begin(entries)
 
     def cancel(self, names: Sequence[int]) -> None:
         """Ends jobs, wherever they are on their way; unknown names: nothing."""
-        known = [self._jobs[name] for name in names if name in self._jobs]
-        runs = [entry.job.name for entry in known if entry.stage == RUNNING]
-        self.worker.cancel(runs)
-        self._drop(
-            [entry.job.name for entry in known if entry.stage != RUNNING], FINISH_REASONS[CANCELLED]
-        )
+        lives = [self._lives[name] for name in names if name in self._lives]
+        runs = [life for life in lives if self._is_at(life, RUNNING)]
+        self.worker.cancel([self._jobs[life].job.name for life in runs])
+        self._drop([life for life in lives if life not in runs], FINISH_REASONS[CANCELLED])
 
     def turn(self, steps: int = 4) -> list[Outcome]:
-        """Hears what there is, takes in what has arrived, asks for more, decodes a few steps."""
+        """Hears what there is, takes in what has arrived, asks for more, decodes a few steps.
+
+        Returns:
+          What has ended, jobs included that were given to the worker itself.
+        """
         self._listen()
         self._unpack()
+        self._leave_if_gone()
         self._seat()
         self._ask()
         self._time_out()
-        done = self.worker.turn(steps)
-        for outcome in done:
-            del self._jobs[outcome.name]
-        self._may_fit = self._may_fit or bool(done)
-        outcomes, self._outcomes = self._outcomes + done, []
+        self._decode(steps)
+        self._leave_if_gone()
+        outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
     def wait(self, timeout: float) -> None:
@@ -143,17 +159,18 @@ class DecodePeer:
         try:
             self._channel.poll(timeout)
         except _GONE:
-            self._lose()
+            self.open = False
 
     @property
     def is_waiting(self) -> bool:
         """Nothing can be done before the prefill side says something or a bundle arrives."""
-        return not (self.worker.running or self._arrived or self._outcomes)
+        return self.open and not (self.worker.running or self._arrived or self._outcomes)
 
     def close(self) -> None:
         """Says goodbye; what is open is given up."""
         self._tell("bye")
-        self._lose()
+        self.open = False
+        self._leave_if_gone()
 
     # ---- what the prefill side says
 
@@ -162,32 +179,29 @@ class DecodePeer:
             while self.open and self._channel.poll():
                 self._hear(self._channel.recv())
         except (*_GONE, LinkError):
-            self._lose()
+            self.open = False
 
     def _hear(self, message: tuple) -> None:
         kind, *rest = message
         if kind == "ready":
-            for name in rest[0]:
-                if self._is_at(name, PREFILL):
-                    self._ready.append(name)
-                    self._reach(name, READY)
+            lives = [life for life in rest[0] if self._is_at(life, PREFILL)]
+            self._ready.extend(lives)
+            self._reach(lives, READY)
         elif kind == "ended":
-            ended = dict(rest[0])
-            known = [name for name in ended if self._is_at(name, PREFILL, READY, ASKED)]
-            for name in known:
-                rejected = ended[name] == FINISH_REASONS[REJECTED]
-                self._drop([name], ended[name] if rejected else LOST)
+            for life, reason in rest[0]:
+                if self._is_at(life, PREFILL, READY, ASKED):
+                    self._drop([life], reason if reason in _FINAL else LOST)
         elif kind == "bundle":
-            offered, names = rest
+            offered, lives = rest
             arriving = self._receiver.fetch(offered, self.worker.bundle_shape)
-            self._ways.append(_Way(arriving, names, time.monotonic() + self._timeout))
+            self._ways.append(_Way(arriving, lives, time.monotonic() + self._timeout))
         elif kind == "gone":
-            self._drop([name for name in rest[0] if self._is_at(name, READY, ASKED)], LOST)
+            self._drop([life for life in rest[0] if self._is_at(life, READY, ASKED)], LOST)
         else:
             raise ValueError(f"unknown message from the prefill side: {kind!r}")
 
-    def _is_at(self, name: int, *stages: str) -> bool:
-        return name in self._jobs and self._jobs[name].stage in stages
+    def _is_at(self, life: int, *stages: str) -> bool:
+        return life in self._jobs and self._jobs[life].stage in stages
 
     # ---- what arrives
 
@@ -197,46 +211,45 @@ class DecodePeer:
             try:
                 bundle = way.arriving.take()
             except LinkError:
-                self._lose()
+                self.open = False
                 return
             accepted = self.worker.deliver(bundle)
             self.traffic.bundles += 1
-            for name, good in zip(way.names, accepted, strict=False):
-                # A piece for a job that was cancelled finds no reservation, and that is that.
-                if self._is_at(name, ASKED):
-                    self._count_piece(name, good)
+            for life, good in zip(way.lives, accepted, strict=False):
+                # A piece for a life that is over finds no reservation, and that is that.
+                if self._is_at(life, ASKED):
+                    self._count_piece(life, good)
 
-    def _count_piece(self, name: int, good: bool) -> None:
-        entry = self._jobs[name]
+    def _count_piece(self, life: int, good: bool) -> None:
+        entry = self._jobs[life]
         if not good:
-            self._drop([name], LOST)
+            self._drop([life], LOST)
             return
         entry.pieces_left -= 1
         if entry.pieces_left == 0:
-            self._complete([name])
+            self._complete([life])
         else:
-            self._reach(name, ASKED)
+            self._reach([life], ASKED)
 
-    def _complete(self, names: Sequence[int]) -> None:
+    def _complete(self, lives: Sequence[int]) -> None:
         """All KV is here: the prefill side may forget it."""
-        self._tell("arrived", list(names))
-        for name in names:
-            self._arrived.append(name)
-            self._reach(name, ARRIVED)
+        if lives:
+            self._tell("arrived", list(lives))
+        self._arrived.extend(lives)
+        self._reach(lives, ARRIVED)
 
     # ---- who comes in
 
     def _seat(self) -> None:
         while self._arrived:
             count = min(len(self._arrived), self.worker.size.pieces)
-            entries = [self._jobs[self._arrived.popleft()] for _ in range(count)]
+            lives = [self._arrived.popleft() for _ in range(count)]
+            entries = [self._jobs[life] for life in lives]
             seated = self.worker.seat([(e.job, e.ask) for e in entries if e.ask is not None])
-            waits = [e.job.name for e, good in zip(entries, seated, strict=True) if not good]
+            waits = [life for life, good in zip(lives, seated, strict=True) if not good]
             self._arrived.extendleft(reversed(waits))
             self._may_fit = self._may_fit or any(seated)
-            for entry, good in zip(entries, seated, strict=True):
-                if good:
-                    self._reach(entry.job.name, RUNNING)
+            self._reach([life for life in lives if life not in waits], RUNNING)
             if waits:
                 return
 
@@ -244,85 +257,126 @@ class DecodePeer:
         idle = not (self.worker.running or self._asked())
         while self._ready and (self._may_fit or idle):
             count = min(len(self._ready), self.worker.size.pieces)
-            names = [self._ready.popleft() for _ in range(count)]
-            self._ask_for(names)
+            lives = [self._ready.popleft() for _ in range(count)]
+            self._ask_for(lives)
             idle = False
 
     def _asked(self) -> int:
         return sum(entry.ask is not None for entry in self._jobs.values())
 
-    def _ask_for(self, names: Sequence[int]) -> None:
-        asks, never = self.worker.reserve([self._jobs[name].job for name in names])
+    def _ask_for(self, lives: Sequence[int]) -> None:
+        asks, never = self.worker.reserve([self._jobs[life].job for life in lives])
         self._may_fit = True
-        wanted, waits = [], []
+        wanted, waits, hopeless = [], [], []
         deadline = time.monotonic() + self._timeout
-        for name, ask, hopeless in zip(names, asks, never, strict=True):
-            entry = self._jobs[name]
-            if hopeless:
-                self._drop([name], FINISH_REASONS[REJECTED])
+        for life, ask, can_never in zip(lives, asks, never, strict=True):
+            entry = self._jobs[life]
+            if can_never:
+                hopeless.append(life)
             elif ask is None:
-                waits.append(name)
+                waits.append(life)
             else:
                 entry.ask, entry.deadline = ask, deadline
                 entry.pieces_left = len(host_pieces(ask, self.worker.size))
-                wanted.append((name, ask))
+                wanted.append((life, ask))
                 self.traffic.add(ask)
         self._ready.extendleft(reversed(waits))
+        self._drop(hopeless, FINISH_REASONS[REJECTED])
         if waits:
             self.traffic.refusals += len(waits)
             self._may_fit = False
         if wanted:
             self._tell("ask", wanted)
-        for name, _ in wanted:
-            if name in self._jobs:
-                self._reach(name, ASKED)
-        self._complete([name for name, _ in wanted if self._needs_nothing(name)])
+        asked = [life for life, _ in wanted]
+        self._reach(asked, ASKED)
+        self._complete([life for life in asked if self._needs_nothing(life)])
 
-    def _needs_nothing(self, name: int) -> bool:
-        return self._is_at(name, ASKED) and self._jobs[name].pieces_left == 0
+    def _needs_nothing(self, life: int) -> bool:
+        return self._is_at(life, ASKED) and self._jobs[life].pieces_left == 0
+
+    # ---- who runs
+
+    def _decode(self, steps: int) -> None:
+        done = self.worker.turn(steps)
+        for outcome in done:
+            life = self._lives.get(outcome.name)
+            # Another one of this name may have been given to the worker itself.
+            if life is not None and self._is_at(life, RUNNING):
+                del self._jobs[life], self._lives[outcome.name]
+        self._outcomes += done
+        self._may_fit = self._may_fit or bool(done)
+        if self.worker.stands and self._arrived:
+            newest = max(self._arrived, key=lambda life: self._jobs[life].number)
+            self._begin([self._end(newest)])
+
+    def _begin(self, entries: Sequence[_Open]) -> None:
+        """Jobs begin a life, their first or another one."""
+        jobs = []
+        for entry in entries:
+            life = next(self._new_lives)
+            self._jobs[life] = _Open(entry.job, entry.number)
+            self._lives[entry.job.name] = life
+            jobs.append(replace(entry.job, name=life))
+        if jobs:
+            self._tell("submit", jobs)
 
     # ---- who leaves
 
-    def _reach(self, name: int, stage: str) -> None:
-        self._jobs[name].stage = stage
-        if self._on_stage is not None and self._on_stage(name, stage):
-            self.cancel([name])
+    def _reach(self, lives: Sequence[int], stage: str) -> None:
+        """All are there before anybody is told: who is told may cancel others."""
+        for life in lives:
+            self._jobs[life].stage = stage
+        for life in lives:
+            if self._on_stage is None or not self._is_at(life, stage):
+                continue
+            name = self._jobs[life].job.name
+            if self._on_stage(name, stage) and self._lives.get(name) == life:
+                self.cancel([name])
 
     def _time_out(self) -> None:
         now = time.monotonic()
-        late = [e.job.name for e in self._jobs.values() if e.stage == ASKED and e.deadline < now]
+        late = [life for life, e in self._jobs.items() if e.stage == ASKED and e.deadline < now]
         self._drop(late, LOST)
         while self._ways and self._ways[0].deadline < now:
             self._ways.popleft()
 
-    def _drop(self, names: Sequence[int], reason: str) -> None:
+    def _drop(self, lives: Sequence[int], reason: str) -> None:
         """Ends jobs that do not run: their reservations here, and what is left of them there."""
-        entries = [self._jobs.pop(name) for name in names if name in self._jobs]
-        if not entries:
-            return
-        gone = {entry.job.name for entry in entries}
-        self.worker.give_up([entry.ask for entry in entries if entry.ask is not None])
-        self._ready = deque(name for name in self._ready if name not in gone)
-        self._arrived = deque(name for name in self._arrived if name not in gone)
-        self._outcomes += [Outcome(entry.job.name, (), reason) for entry in entries]
+        gone = [life for life in dict.fromkeys(lives) if life in self._jobs]
+        for life in gone:
+            name = self._end(life).job.name
+            self._outcomes.append(Outcome(name, (), reason))
+        if gone:
+            self._tell("cancel", gone)
+
+    def _end(self, life: int) -> _Open:
+        """Ends a life that does not run, and the reservation for it."""
+        entry = self._jobs.pop(life)
+        del self._lives[entry.job.name]
+        if entry.ask is not None:
+            self.worker.give_up([entry.ask])
+        for queue in (self._ready, self._arrived):
+            if life in queue:
+                queue.remove(life)
         self._may_fit = True
-        self._tell("cancel", sorted(gone))
+        return entry
 
     def _tell(self, *message: object) -> None:
+        """Says something, or notices that nobody hears: `_leave_if_gone` does the rest."""
         if not self.open:
             return
         try:
             self._channel.send(message)
         except _GONE:
-            self._lose()
+            self.open = False
 
-    def _lose(self) -> None:
-        """The prefill side is gone: what has not arrived whole never will."""
-        if not self.open:
+    def _leave_if_gone(self) -> None:
+        """What has not arrived whole never will, once the prefill side is gone.
+
+        Only where nothing is in anybody's hands: a message can fail anywhere inside a turn.
+        """
+        if self.open:
             return
-        self.open = False
         self._channel.close()
         self._ways.clear()
-        self._drop(
-            [e.job.name for e in self._jobs.values() if e.stage in (PREFILL, READY, ASKED)], LOST
-        )
+        self._drop([life for life in self._jobs if self._is_at(life, PREFILL, READY, ASKED)], LOST)

@@ -23,6 +23,7 @@ from swa_jax.inputs import Ints
 from swa_jax.models.decoder import DecoderConfig
 from swa_jax.only_if import only_if
 from swa_jax.prefix_cache.own import with_receipt
+from swa_jax.prefix_cache.receipts import room_is_left
 from swa_jax.serving import queue as queues
 from swa_jax.serving.admit import promised
 from swa_jax.serving.config import ServingConfig
@@ -154,13 +155,15 @@ def seat(
     Returns:
       The world, the arrivals, and int32[] the request's place in the queue. NOT_YET, and nothing
       changed: pieces are missing, no row or no place in the queue is free, the ticket names
-      nothing, or the reservation is for another text. A request that cannot be served, or wants
-      no tokens, is done at once, and its pages go back.
+      nothing, no receipt is left in the cache, or the reservation is for another text. A request
+      that cannot be served, or wants no tokens, is done at once, and its pages go back.
     """
     stands, at = standing(arrivals.inbox, ticket)
     rows, queue = world.rows, world.queue
     fits = stands & has_arrived(arrivals.inbox)[at] & _is_for(arrivals.inbox, at, request)
     fits = fits & jnp.any(~running(rows)) & jnp.any(queue.status == EMPTY)
+    if world.cache is not None:
+        fits = fits & room_is_left(world.cache)
 
     def enter(carry: _Carry) -> _Carry:
         queue, places = queues.enter(config, carry[0].queue, request)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from swa_jax.disagg.bundles import (
+    NO_ASK,
     NOT_YET,
     BundleSize,
     HostAsk,
@@ -17,7 +18,7 @@ from swa_jax.disagg.bundles import (
     tickets_of,
 )
 from swa_jax.disagg.decode_side import new_arrivals
-from swa_jax.disagg.jobs import Job, Outcome, padded, requests_of
+from swa_jax.disagg.jobs import Job, Outcome, check_new, padded, requests_of
 from swa_jax.disagg.prefill_side import Parcel
 from swa_jax.models.decoder import DecoderConfig
 from swa_jax.serving import cancel, new_world, outputs, release, run_steps, submit
@@ -53,6 +54,8 @@ class DecodeWorker:
       world: the state between two calls.
       arrivals: beside it.
       bundle_shape: shapes and dtypes of what `deliver` takes.
+      stands: jobs run or wait here, and the last turn got none of them further: what they need is
+        held by reservations.
 
     Raises:
       ValueError: the configuration of a prefill worker.
@@ -81,6 +84,7 @@ class DecodeWorker:
         self.arrivals = new_arrivals(config, self.world, reservations, first_serial=first_serial)
         self._params, self._draft_params = params, draft_params
         self._places: dict[int, int] = {}  # by name, of those that run
+        self.stands, self._seen = False, ()
         self.bundle_shape = bundle_shape(self.model, config, self.size, self.world)
 
     @property
@@ -122,10 +126,14 @@ class DecodeWorker:
         return np.asarray(accepted).tolist()
 
     def seat(self, jobs: Sequence[tuple[Job, HostAsk]]) -> list[bool]:
-        """Gives rows to at most B jobs whose KV is here; False for one that has to wait."""
+        """Gives rows to at most B jobs whose KV is here; False for one that has to wait.
+
+        One with the name of a job that runs here waits until that is done.
+        """
         count = self.size.pieces
         requests = requests_of([job for job, _ in jobs], count, self.config.max_context)
-        tickets = tickets_of([ask for _, ask in jobs], count)
+        asks = [NO_ASK if job.name in self._places else ask for job, ask in jobs]
+        tickets = tickets_of(asks, count)
         self.world, self.arrivals, places = seat_all(
             self.config, self.world, self.arrivals, tickets, requests
         )
@@ -136,7 +144,12 @@ class DecodeWorker:
         return [place != NOT_YET for place in seated]
 
     def submit(self, jobs: Sequence[Job]) -> list[bool]:
-        """Takes at most B jobs that are computed here from the start; False: no place for it."""
+        """Takes at most B jobs that are computed here from the start; False: no place for it.
+
+        Raises:
+          ValueError: more jobs, a name that runs here already or comes twice; none is taken then.
+        """
+        check_new(jobs, self._places)
         requests = requests_of(jobs, self.size.pieces, self.config.max_context)
         self.world, places = _submit(self.config, self.world, requests)
         taken = np.asarray(places).tolist()[: len(jobs)]
@@ -159,6 +172,7 @@ class DecodeWorker:
 
     def turn(self, steps: int = 4) -> list[Outcome]:
         """Runs up to so many steps; what has ended."""
+        self.stands = False
         if not self._places:
             return []
         self.world = run_steps(
@@ -169,8 +183,12 @@ class DecodeWorker:
             steps,
             draft_params=self._draft_params,
         )
-        status = np.asarray(self.world.queue.status)
+        rows = self.world.rows
+        status, *seen = jax.device_get((self.world.queue.status, rows.request, rows.length))
         done = [(name, place) for name, place in self._places.items() if status[place] == DONE]
+        # A place belongs to one job until it is done, so the same again is the same job.
+        before, self._seen = self._seen, tuple(map(tuple, seen))
+        self.stands = steps > 0 and not done and before == self._seen
         return [outcome for part in self._parts(done) for outcome in self._collect(part)]
 
     def _collect(self, done: Sequence[tuple[int, int]]) -> list[Outcome]:

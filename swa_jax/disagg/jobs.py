@@ -1,12 +1,19 @@
 """Requests as the shells on the host pass them on, and what became of them."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
 
-from swa_jax.serving.requests import Requests, Sampling
+from swa_jax.inputs import whole_number
+from swa_jax.serving.requests import (
+    REQUEST_VALUES,
+    Requests,
+    Sampling,
+    checked_prompt,
+    checked_values,
+)
 
 
 @dataclass(frozen=True)
@@ -14,10 +21,10 @@ class Job:
     """One request. Can be pickled.
 
     Args:
-      name: chosen by the caller, of this job alone while it is open.
+      name: a whole number chosen by the caller, of this job alone while it is open.
       prompt: token ids, at least one.
-      max_new_tokens: most tokens to generate.
-      temperature: 0 takes the likeliest token; this and the next three as in `make_requests`.
+      max_new_tokens: most tokens to generate; this and all that follow as in `make_requests`.
+      temperature: 0 takes the likeliest token.
       top_k: sample among the k likeliest; 0: among all.
       top_p: sample among the likeliest that add up to this.
       seed: chooses among samples.
@@ -25,7 +32,7 @@ class Job:
       ignore_eos: go on after an end-of-text token.
 
     Raises:
-      ValueError: a prompt without tokens.
+      ValueError: what cannot be served, as `make_requests`; the message names the job.
     """
 
     name: int
@@ -39,8 +46,21 @@ class Job:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if not self.prompt:
-            raise ValueError(f"the prompt of job {self.name} has no tokens; at least one is needed")
+        whole_number("name", self.name, -(2**63), 2**63 - 1)
+        row = checked_prompt(f"the prompt of job {self.name}", self.prompt)
+        object.__setattr__(self, "prompt", tuple(row.tolist()))
+        for name in REQUEST_VALUES:
+            object.__setattr__(self, name, self._one(name))
+
+    def _one(self, name: str) -> float:
+        value = np.asarray(getattr(self, name))
+        if value.ndim:
+            raise ValueError(f"{name} of job {self.name} must be one value, got {value.tolist()}")
+        try:
+            checked_values(name, value, 1)
+        except ValueError as error:
+            raise ValueError(f"job {self.name}: {error}") from None
+        return value.item()  # for float32 as it was given, so that a job equals its copies
 
 
 @dataclass(frozen=True)
@@ -63,7 +83,12 @@ def requests_of(jobs: Sequence[Job], rows: int, columns: int) -> Requests:
       jobs: with prompts of at most `columns` tokens; a longer one is cut, and so is refused.
       rows: M; those past the jobs have no tokens, so they are no requests.
       columns: T, tokens of the longest prompt.
+
+    Raises:
+      ValueError: more jobs than rows.
     """
+    if len(jobs) > rows:
+        raise ValueError(f"at most {rows} jobs at once (BundleSize.pieces), got {len(jobs)}")
     tokens = np.zeros((rows, columns), np.int32)
     lens = np.zeros(rows, np.int32)
     for row, job in enumerate(jobs):
@@ -96,3 +121,23 @@ def padded(values: Sequence[int], count: int, otherwise: int) -> jnp.ndarray:
     row = np.full(count, otherwise, np.int32)
     row[: len(values)] = values
     return jnp.asarray(row)
+
+
+def check_new(jobs: Sequence[Job], taken: Container[int]) -> None:
+    """Refuses jobs before any of them is taken.
+
+    Args:
+      jobs: that come in together.
+      taken: names that are open.
+
+    Raises:
+      ValueError: something else than a Job, or a name that is open or comes twice.
+    """
+    seen = set()
+    for job in jobs:
+        if not isinstance(job, Job):
+            raise ValueError(f"expected a Job, got {job!r}")
+        if job.name in taken or job.name in seen:
+            where = "open already" if job.name in taken else "among these twice"
+            raise ValueError(f"a job named {job.name} is {where}")
+        seen.add(job.name)

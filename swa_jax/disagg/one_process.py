@@ -25,13 +25,19 @@ def join_here(
     Args:
       prefill: worker.
       decode: worker.
-      sharding: where KV goes on the decode side, as `jax.device_put` takes it.
+      sharding: where KV goes on the decode side: a device, a sharding or None, as
+        `jax.device_put` takes it.
       timeout: as for `DecodePeer`.
       on_stage: as for `DecodePeer`.
 
     Raises:
       ValueError: the two workers do not fit each other, see `check_agree`.
     """
+    if not isinstance(prefill, PrefillWorker) or not isinstance(decode, DecodeWorker):
+        raise ValueError(
+            "join_here takes a PrefillWorker and a DecodeWorker, in this order; got "
+            f"{type(prefill).__name__} and {type(decode).__name__}"
+        )
     check_agree(hello_of(prefill), decode)
     here, there = local_channels()
     link = DeviceLink(sharding)

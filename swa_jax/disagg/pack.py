@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from swa_jax.disagg.ask import Ask, Ticket
+from swa_jax.disagg.inbox import as_ticket
 from swa_jax.inputs import Ints, as_int32, whole_number
 from swa_jax.kv_rows import read_rows
 from swa_jax.mapping import translate_full_to_swa
@@ -73,7 +74,8 @@ def pack(
     token wanted that is not computed, lies in a page that is not held, or has lost its SWA side.
 
     Raises:
-      ValueError: a capacity below 1, or arrays of a wrong kind.
+      ValueError: a capacity below 1, arrays of a wrong kind, or something else than an
+        AllocatorState, a KVPool and an Ask.
 
     Laws 5, 7 and 8; public reports B02 and B54.
     """
@@ -82,9 +84,24 @@ def pack(
     row = as_int32("table", table, 1)
     if row.shape[0] == 0:
         raise ValueError(f"table must have at least one page, got shape {row.shape}")
+    ask = _checked(state, pools, ask)
     starts = as_int32("full_from", full_from, 0), as_int32("swa_from", swa_from, 0)
     return _pack(
         state, pools, row, as_int32("length", length, 0), ask, *starts, full_room, swa_room
+    )
+
+
+def _checked(state: AllocatorState, pools: KVPool, ask: Ask) -> Ask:
+    """The ask in int32[] parts; ValueError for what is no ask, or beside a wrong state or pools."""
+    wanted = {"state": (state, AllocatorState), "pools": (pools, KVPool), "ask": (ask, Ask)}
+    for name, (value, kind) in wanted.items():
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} must be of {kind.__name__}, got {type(value).__name__}")
+    return Ask(
+        as_int32("ask.full_start", ask.full_start, 0),
+        as_int32("ask.swa_start", ask.swa_start, 0),
+        as_int32("ask.length", ask.length, 0),
+        as_ticket(ask.ticket),
     )
 
 

@@ -110,7 +110,8 @@ def preallocate(
         last one that counts is read too, where there is room for it: have it there.
       length: int32[] tokens whose KV is to be here.
       namespace: int32[] as for `match_prefix`.
-      full_spare: int32[] full pages, free or in the cache, that must be left for others after it.
+      full_spare: int32[] full pages, free or in the cache, that must be left for others after it;
+        below 0 counts as 0.
       swa_spare: int32[] SWA pages likewise.
 
     Returns:
@@ -153,6 +154,8 @@ def _preallocate(
     good = (length >= 0) & (length <= jnp.int32(tokens.shape[0]))
     match = _match(state, cache, tokens, jnp.where(good, length, 0), namespace)
     need = _need(state.config, cache, match, length, good)
+    full_spare = jnp.clip(full_spare, 0, jnp.int32(2**31 - 1) - need.full)
+    swa_spare = jnp.clip(swa_spare, 0, jnp.int32(2**31 - 1) - need.swa)
     split = split_for(state, need.full, need.swa)
     full_can, swa_can, receipts = _within_reach(split, cache, match, need)
     full_short = jnp.where(need.never, 0, jnp.maximum(need.full + full_spare - full_can, 0))

@@ -2,7 +2,7 @@
 
 Messages in: ("submit", jobs), ("ask", [(name, HostAsk)]), ("arrived", names), ("cancel", names),
 ("bye",). Out: ("ready", names), ("ended", [(name, reason)]), ("bundle", offered, names),
-("gone", names).
+("gone", names). Names on the way are lives (`DecodePeer`): none is ever used twice.
 """
 
 from collections import deque
@@ -89,6 +89,8 @@ class PrefillPeer:
             gone = [piece[0] for piece in pieces if not self.worker.is_ready(piece[0])]
             if gone:
                 self._tell("gone", gone)
+                if not self.open:
+                    return
             offered = self._sender.send(self.worker.pack(pieces))
             self._tell("bundle", offered, [piece[0] for piece in pieces])
 

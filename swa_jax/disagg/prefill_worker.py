@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from swa_jax.disagg.bundles import BundleSize, HostAsk, HostPiece, bundle_shape, pack_bundle
-from swa_jax.disagg.jobs import Job, padded, requests_of
+from swa_jax.disagg.jobs import Job, check_new, padded, requests_of
 from swa_jax.disagg.prefill_side import Parcel
 from swa_jax.models.decoder import DecoderConfig
 from swa_jax.serving import cancel, end_sent, new_world, ready, release, run_steps, submit
@@ -81,8 +81,14 @@ class PrefillWorker:
         return bool(self._waiting) or len(self._places) > len(self._ready)
 
     def submit(self, jobs: Iterable[Job]) -> None:
-        """Takes jobs, to be computed in this order."""
-        self._waiting.extend(jobs)
+        """Takes jobs, to be computed in this order.
+
+        Raises:
+          ValueError: a name that is open here already, or twice among these; none is taken then.
+        """
+        new = list(jobs)
+        check_new(new, {*self._places, *(job.name for job in self._waiting)})
+        self._waiting.extend(new)
 
     def is_ready(self, name: int) -> bool:
         """The KV of a job can be sent."""
@@ -175,5 +181,5 @@ class PrefillWorker:
 
 
 def _prompt_alone(job: Job) -> Job:
-    """What a prefill worker needs of a job: that it wants a token, and no more."""
-    return Job(job.name, job.prompt, max_new_tokens=1, namespace=job.namespace)
+    """What a prefill worker needs of a job: whether it wants a token, and no more."""
+    return Job(job.name, job.prompt, min(1, job.max_new_tokens), namespace=job.namespace)

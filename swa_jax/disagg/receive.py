@@ -35,11 +35,17 @@ def receive(
     that lies outside what was asked for.
 
     Raises:
-      ValueError: rows that do not fit this side's layers: their number, dtype or shape.
+      ValueError: something else than a KVPool and a Piece, or rows that do not fit this side's
+        layers: their number, dtype or shape.
 
     Laws 7 and 8.
     """
     check_sides(inbox, state, None)
+    if not isinstance(pools, KVPool) or not isinstance(piece, Piece):
+        raise ValueError(
+            "expected a KVPool and a Piece, in this order, got "
+            f"{type(pools).__name__} and {type(piece).__name__}"
+        )
     as_ticket(piece.ticket)
     return _receive(inbox, state, pools, piece)
 

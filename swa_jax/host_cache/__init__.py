@@ -1,8 +1,13 @@
-"""A host tier under the prefix cache: pages that leave the device's memory and come back."""
+"""A host tier under the prefix cache: pages that leave the device's memory and come back.
+
+`HostedServing` is imported where it is asked for: it brings the serving loop with it, which the
+tier alone does without.
+"""
+
+from typing import TYPE_CHECKING
 
 from swa_jax.host_cache.config import HostConfig
 from swa_jax.host_cache.file_storage import FileStorage
-from swa_jax.host_cache.hosted import HostedServing
 from swa_jax.host_cache.index import HostIndex, Pin, Placed, Usable
 from swa_jax.host_cache.memory import NumpyMemory
 from swa_jax.host_cache.mirror import token_keys
@@ -18,6 +23,9 @@ from swa_jax.host_cache.storage import (
 )
 from swa_jax.host_cache.storage_worker import StorageWorker
 from swa_jax.host_cache.tier import HostCache
+
+if TYPE_CHECKING:
+    from swa_jax.host_cache.hosted import HostedServing
 
 __all__ = (
     "FileStorage",
@@ -41,3 +49,11 @@ __all__ = (
     "plan_host",
     "token_keys",
 )
+
+
+def __getattr__(name: str) -> object:
+    if name == "HostedServing":
+        from swa_jax.host_cache.hosted import HostedServing
+
+        return HostedServing
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -30,6 +30,7 @@ from swa_jax.host_cache.storage import Arrays, PageKey
 from swa_jax.inputs import whole_number
 
 _SUFFIX, _TEMPORARY = ".safetensors", ".swa-jax-page-"
+_LEFT = re.compile(re.escape(_TEMPORARY) + "[0-9]+")
 _OURS = re.compile(r"[0-9a-f]{64}(-[a-z0-9_]+)?\.safetensors")
 _MOST_BYTES = 2**63 - 1
 
@@ -88,7 +89,7 @@ class FileStorage:
     def _clean(self) -> None:
         """Removes what writers left that were killed."""
         for path in self._folder.iterdir():
-            if path.name.startswith(_TEMPORARY):
+            if _LEFT.fullmatch(path.name) and not path.is_dir():
                 path.unlink(missing_ok=True)
 
     def _list(self) -> None:
@@ -108,12 +109,12 @@ class FileStorage:
 
         Raises:
           OSError: the disk is full, or fails; the page is not there then, or what was before.
-          ValueError: a key of another model, arrays of another layout, or a page that is larger
-            than all pages together may be.
+          ValueError: a key of another model, arrays of another layout or of no plain numbers, or a
+            page that is larger than all pages together may be.
         """
         self._check_key(key)
-        self._check_layout(arrays)
         content = encode(key, arrays)
+        self._check_layout({name: np.asarray(array) for name, array in arrays.items()})
         if len(content) > self.max_bytes:
             raise ValueError(
                 f"max_bytes must hold at least one page of {len(content)} bytes, got "
@@ -123,8 +124,7 @@ class FileStorage:
             self._changed.wait_for(lambda: self._reserved + len(content) <= self.max_bytes)
             self._make_room(len(content))
             self._reserved += len(content)
-            self._serial += 1
-            temporary = self._folder / f"{_TEMPORARY}{self._serial}"
+            temporary = self._next_temporary()
         try:
             self._write(key, temporary, content)
         finally:
@@ -149,14 +149,23 @@ class FileStorage:
             raise
         os.fsync(self._handle)  # the name, too, is to outlive a crash
 
+    def _next_temporary(self) -> Path:
+        """A name that nothing has, in a directory that is this store's alone."""
+        while True:
+            self._serial += 1
+            path = self._folder / f"{_TEMPORARY}{self._serial}"
+            if not os.path.lexists(path):
+                return path
+
     def _make_room(self, size: int) -> None:
         """Removes the least recently used pages until so many bytes more fit."""
         while self._sizes and self._used + self._reserved + size > self.max_bytes:
             self._remove(next(iter(self._sizes)))
 
     def _remove(self, name: str) -> None:
-        self._used -= self._sizes.pop(name, 0)
-        self._path(name).unlink(missing_ok=True)
+        if name in self._sizes:  # what else has the name is somebody else's
+            self._used -= self._sizes.pop(name)
+            self._path(name).unlink(missing_ok=True)
 
     def get(self, key: PageKey) -> Arrays | None:
         """As for `Storage`. What is corrupt or foreign is counted, removed, and not there.

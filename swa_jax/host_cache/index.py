@@ -12,6 +12,7 @@ branch needs, that is further than a window and a page above every end.
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from swa_jax.host_cache.config import HostConfig
 from swa_jax.host_cache.nodes import NO_ROW, HostNode
@@ -176,8 +177,13 @@ class HostIndex:
         Returns:
           `Placed`, the rows that are new. Pages go without where all rows are pinned or belong to
           this prefix, the deepest first. The path is the youngest afterwards.
+
+        Raises:
+          ValueError: pages that the prefix has not, or that are not ascending.
         """
         wanted_full, wanted_swa = list(full), list(swa)
+        _check_pages("full", wanted_full, len(keys))
+        _check_pages("swa", wanted_swa, len(keys))
         last = max([*wanted_full[-1:], *wanted_swa[-1:]], default=-1)
         path = self._grow(keys[: last + 1], namespace)
         new_full, missed = self._give(path, wanted_full, "full", self._take_full)
@@ -203,6 +209,26 @@ class HostIndex:
                 setattr(path[page], kind, row)
                 given.append((page, row))
         return given, len(path)
+
+    def take_back(self, keys: Iterable[Hashable], namespace: Hashable, placed: Placed) -> None:
+        """Takes rows again that `put` gave for pages that could not be written.
+
+        Args:
+          keys: as for `put`.
+          namespace: likewise.
+          placed: of `put`.
+        """
+        path = self.find(keys, namespace)
+        self._hold(path)
+        for kind, rows, spare in (
+            ("full", placed.full, self._spare_full),
+            ("swa", placed.swa, self._spare_swa),
+        ):
+            for page, row in rows:
+                if page < len(path) and getattr(path[page], kind) == row:
+                    setattr(path[page], kind, NO_ROW)
+                    spare.append(row)
+        self._let_go(path)
 
     def touch(self, keys: Iterable[Hashable], namespace: Hashable = 0, *, hit: bool = True) -> int:
         """Makes a path the youngest, and counts a hit; the pages that were found."""
@@ -356,3 +382,9 @@ class HostIndex:
         if node in old:
             del old[node]
             new[node] = None
+
+
+def _check_pages(name: str, pages: list[int], count: int) -> None:
+    bounds = [-1, *pages, count]
+    if any(page <= before for before, page in pairwise(bounds)):
+        raise ValueError(f"{name} must be ascending pages from 0 to {count - 1}, got {pages}")

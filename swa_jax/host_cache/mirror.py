@@ -1,7 +1,7 @@
 """What the host knows of the device's tree: nodes by page, as they were at the last look.
 
-A look compares two stamps a node (when it came in, and the hash of its prefix) and reads the tokens
-of new nodes only, so it costs by what changed but for one small array of stamps.
+A look compares three stamps a node (when it came in, the hash of its prefix, and the node above it)
+and reads the tokens of new nodes only, so it costs by what changed but for a few small arrays.
 """
 
 from collections.abc import Iterable
@@ -49,7 +49,9 @@ class Stamps:
 
     born: np.ndarray  # int32[F+1] -1 where there is no node
     mark: np.ndarray  # int32[F+1]
+    parent: np.ndarray  # int32[F+1] 0 where there is no node
     swa: np.ndarray  # int32[F+1] SWA page of each node, 0 for none
+    clock: int  # of the tree
     changed: np.ndarray  # bool[F+1] another node than at the last look, or none any more
 
 
@@ -64,6 +66,7 @@ class TreeMirror:
         """Knows nothing yet."""
         nodes = config.pool.full_pages + 1
         self.config = config
+        self.clock = 0
         self.born = np.full(nodes, _ABSENT, np.int32)
         self.mark = np.zeros(nodes, np.int32)
         self.parent = np.zeros(nodes, np.int32)
@@ -87,8 +90,11 @@ class TreeMirror:
 
     def stamps(self, cache: PrefixCache, state: AllocatorState) -> Stamps:
         """What the tree is like now, beside what is known of it. Waits for the device."""
-        born, mark, swa = jax.device_get(_stamps(cache, state))
-        return Stamps(born, mark, swa, (born != self.born) | (mark != self.mark))
+        born, mark, parent, swa, clock = jax.device_get(_stamps(cache, state))
+        changed = (born != self.born) | (mark != self.mark) | (parent != self.parent)
+        if int(clock) < self.clock:  # another tree, whose nodes may have the same stamps
+            changed |= self.in_tree
+        return Stamps(born, mark, parent, swa, int(clock), changed)
 
     def learn(self, cache: PrefixCache, stamps: Stamps) -> None:
         """Takes over what `stamps` has just read, with the tokens of new nodes."""
@@ -96,16 +102,16 @@ class TreeMirror:
         for page in np.flatnonzero(changed & self.in_tree).tolist():
             self._child.pop((int(self.parent[page]), int(self.space[page]), self.keys[page]), None)
         self.born, self.mark, self.swa = born, stamps.mark, stamps.swa
+        self.parent, self.clock = stamps.parent, stamps.clock
         new = np.flatnonzero(changed & (born != _ABSENT))
         if not new.size:
             return
         self.saved_full[new] = self.saved_swa[new] = False
         self.uses[new] = 1
-        parent, depth, space, tokens = _read_nodes(cache, new)
-        self.parent[new], self.depth[new], self.space[new] = parent, depth, space
+        self.depth[new], self.space[new], tokens = _read_nodes(cache, new)
         for at, page in enumerate(new.tolist()):
             self.keys[page] = key = tokens[at].tobytes()
-            self._child[int(parent[at]), int(space[at]), key] = page
+            self._child[int(self.parent[page]), int(self.space[page]), key] = page
 
     def path(self, page: int) -> TreePath:
         """The path that ends in a node."""
@@ -150,21 +156,22 @@ class TreeMirror:
 
 
 @jax.jit
-def _stamps(cache: PrefixCache, state: AllocatorState) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _stamps(cache: PrefixCache, state: AllocatorState) -> tuple[jax.Array, ...]:
     here = cache.in_tree
     born = jnp.where(here, cache.born, _ABSENT)
-    return born, jnp.where(here, cache.hash, 0), jnp.where(here, state.full_to_swa, 0)
+    others = (cache.hash, cache.parent, state.full_to_swa)
+    return born, *(jnp.where(here, values, 0) for values in others), cache.clock
 
 
 @jax.jit
 def _read(cache: PrefixCache, nodes: jax.Array) -> tuple[jax.Array, ...]:
-    fields = (cache.parent, cache.depth, cache.namespace)
+    fields = (cache.depth, cache.namespace)
     tokens = cache.tokens.at[nodes].get(mode="fill", fill_value=0)
     return *(look_up(values, nodes, 0) for values in fields), tokens
 
 
 def _read_nodes(cache: PrefixCache, nodes: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Parent, depth, namespace and tokens of some nodes: only these cross to the host."""
+    """Depth, namespace and tokens of some nodes: only these cross to the host."""
     room = max(_LEAST_READ, 1 << (nodes.size - 1).bit_length())
     padded = np.zeros(room, np.int32)
     padded[: nodes.size] = nodes

@@ -15,6 +15,7 @@ import numpy as np
 from swa_jax.host_cache.storage import Arrays, PageKey
 
 _VERSION = 1
+_RESERVED = "__metadata__"
 _LENGTH_BYTES = 8  # of the header's length, before the header
 
 
@@ -45,11 +46,14 @@ def encode(key: PageKey, arrays: Arrays) -> bytes:
 
     Args:
       key: of the page.
-      arrays: by name. Dtypes that NumPy itself lacks (bfloat16, float8) are stored as bytes.
+      arrays: by name. Dtypes that the format lacks (int4, complex128) and those that NumPy itself
+        lacks (bfloat16, float8) are stored as bytes.
+
+    Raises:
+      ValueError: what could not be read again as it was: no numbers, numbers in the byte order of
+        another machine, or a name that the format has for itself.
     """
-    plain = {
-        name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()
-    }
+    plain = {name: _plain(name, array) for name, array in arrays.items()}
     about = {
         "version": _VERSION,
         "fingerprint": key.fingerprint.hex(),
@@ -65,8 +69,27 @@ def encode(key: PageKey, arrays: Arrays) -> bytes:
     return require_safetensors("safetensors.numpy").save(stored, metadata=metadata)
 
 
+def _plain(name: object, array: object) -> np.ndarray:
+    values = np.asarray(array)
+    dtype = values.dtype
+    # NumPy's own kinds, without `longdouble`, which is another on another machine; or one of
+    # those that were added to it.
+    own = dtype.isbuiltin == 1 and dtype.kind in "biufc" and dtype.isnative
+    own = own and dtype.char not in "gG"
+    if not own and dtype.isbuiltin != 2:
+        raise ValueError(
+            f"the array {name!r} of a page must hold plain numbers in this machine's byte order, "
+            f"got {dtype}"
+        )
+    if not isinstance(name, str) or name == _RESERVED:
+        raise ValueError(
+            f"an array of a page must have a name other than {_RESERVED}, got {name!r}"
+        )
+    return np.ascontiguousarray(values).reshape(values.shape)
+
+
 def _stored(array: np.ndarray) -> np.ndarray:
-    if array.dtype.isbuiltin == 1:
+    if array.dtype.isbuiltin == 1 and array.dtype != np.complex128:
         return array
     return array.reshape(-1).view(np.uint8)
 
@@ -115,7 +138,7 @@ def decode(key: PageKey, content: bytes) -> Arrays:
 def _metadata(content: bytes) -> tuple[str, str]:
     length = int.from_bytes(content[:_LENGTH_BYTES], "little")
     header = json.loads(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
-    return header["__metadata__"]["page"], header["__metadata__"]["checksum"]
+    return header[_RESERVED]["page"], header[_RESERVED]["checksum"]
 
 
 def _check_key(key: PageKey, about: dict) -> None:

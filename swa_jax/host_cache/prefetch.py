@@ -101,10 +101,14 @@ def land(rows: HostRows, prefetch: Prefetch) -> None:
     if not full and not of_swa:
         return
     placed = rows.index.put(prefetch.keys, prefetch.namespace, full=full, swa=of_swa)
-    for page, row in placed.full:
-        rows.full.save(row, full[page])
-    for page, row in placed.swa:
-        rows.swa.save(row, of_swa[page])
+    try:
+        for page, row in placed.full:
+            rows.full.save(row, full[page])
+        for page, row in placed.swa:
+            rows.swa.save(row, of_swa[page])
+    except BaseException:
+        rows.index.take_back(prefetch.keys, prefetch.namespace, placed)
+        raise
     before, prefetch.pin = prefetch.pin, rows.index.pin(prefetch.keys, prefetch.namespace)
     rows.index.unpin(before)
 

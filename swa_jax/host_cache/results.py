@@ -4,6 +4,9 @@ import functools
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
+
+from swa_jax.host_cache.claim import Claim, count_pages
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,27 @@ class Restored:
     full_short: jax.Array  # pages that were missing
     swa_short: jax.Array
     node: jax.Array  # where the prefix ends, to be locked; 0 when nothing came back
+
+
+def restored_of(claimed: Claim, length: jax.Array, before: jax.Array, page_size: int) -> Restored:
+    """What a restore did.
+
+    Args:
+      claimed: the pages that it got.
+      length: int32[] tokens that a match gives if it got them.
+      before: int32[] tokens that a match gives if not.
+      page_size: tokens in a page.
+    """
+    size = jnp.int32(page_size)
+    return Restored(
+        ok=claimed.ok,
+        length=jnp.where(claimed.ok, length, before),
+        full_tokens=count_pages(claimed.full) * size,
+        swa_tokens=count_pages(claimed.swa) * size,
+        full_short=claimed.full_short,
+        swa_short=claimed.swa_short,
+        node=claimed.node,
+    )
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,24 @@ class HostRows:
         placed = self._place(keys, namespace, full, of_swa)
         if not placed.full and not placed.swa:
             return 0
+        try:
+            fences = self._start(placed, pools, full, of_swa)
+        except BaseException:
+            self.index.take_back(keys, namespace, placed)
+            raise
         pin = self.index.pin(keys, namespace)
+        self._copies.append(_Copy(pin, fences, keys, namespace, placed))
+        while len(self._copies) > _MOST_COPIES:
+            self._settle(self._copies.popleft())
+        return len(placed.full) + len(placed.swa)
+
+    def _start(
+        self,
+        placed: Placed,
+        pools: KVPool,
+        full: Mapping[int, int],
+        of_swa: Mapping[int, int],
+    ) -> list[Fence]:
         fences = []
         if placed.full:
             rows, pages = [row for _, row in placed.full], [full[page] for page, _ in placed.full]
@@ -100,10 +117,7 @@ class HostRows:
         if placed.swa:
             rows, pages = [row for _, row in placed.swa], [of_swa[page] for page, _ in placed.swa]
             fences.append(self.swa.write(rows, pools.swa, pages))
-        self._copies.append(_Copy(pin, fences, keys, namespace, placed))
-        while len(self._copies) > _MOST_COPIES:
-            self._settle(self._copies.popleft())
-        return len(placed.full) + len(placed.swa)
+        return fences
 
     def _place(
         self,
@@ -115,7 +129,11 @@ class HostRows:
         placed = self.index.put(keys, namespace, full=full, swa=of_swa)
         have = self.have(keys, namespace)
         if self._copies and not (have[0].issuperset(full) and have[1].issuperset(of_swa)):
-            self.wait()  # rows that are being written are kept from leaving
+            try:
+                self.wait()  # rows that are being written are kept from leaving
+            except BaseException:
+                self.index.take_back(keys, namespace, placed)
+                raise
             more = self.index.put(keys, namespace, full=full, swa=of_swa)
             placed = Placed(placed.full + more.full, placed.swa + more.swa)
         return placed
@@ -157,13 +175,21 @@ class HostRows:
             self._settle(self._copies.popleft())
 
     def _settle(self, copy: _Copy) -> None:
-        for fence in copy.fences:
-            fence.wait()
-        if self._stored is not None:
-            full = {page: self.full.load(row) for page, row in copy.placed.full}
-            of_swa = {page: self.swa.load(row) for page, row in copy.placed.swa}
-            self._stored.write(copy.keys, copy.namespace, full, of_swa)
-        self.index.unpin(copy.pin)
+        """Ends a copy. Where it failed, its rows are taken back."""
+        try:
+            for fence in copy.fences:
+                fence.wait()
+        except BaseException:
+            self.index.unpin(copy.pin)
+            self.index.take_back(copy.keys, copy.namespace, copy.placed)
+            raise
+        try:
+            if self._stored is not None:
+                full = {page: self.full.load(row) for page, row in copy.placed.full}
+                of_swa = {page: self.swa.load(row) for page, row in copy.placed.swa}
+                self._stored.write(copy.keys, copy.namespace, full, of_swa)
+        finally:
+            self.index.unpin(copy.pin)
 
 
 def _memory_for(kind: str, layers: tuple[jax.Array, ...], rows: int) -> HostMemory:

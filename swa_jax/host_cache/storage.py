@@ -127,7 +127,7 @@ class Storage(Protocol):
 
         Args:
           key: names it.
-          arrays: by name, of any dtype and shape.
+          arrays: by name, of any shape and any dtype of numbers.
         """
         ...
 

@@ -24,7 +24,7 @@ class StorageWorker:
         """Starts no thread before there is work."""
         self.storage = storage
         self.skipped = 0  # writes not begun, since the queue was full
-        self.failed = 0  # writes that raised
+        self.failed = 0  # writes, reads and looks that raised
         self._most = whole_number("max_writes", max_writes, 1)
         workers = whole_number("threads", threads, 1)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="swa-jax-storage")
@@ -50,7 +50,11 @@ class StorageWorker:
             if len(self._writes) >= self._most:
                 self.skipped += 1
                 return _done(False)
-            future = self._pool.submit(self._write, key, arrays)
+            try:
+                future = self._pool.submit(self._write, key, arrays)
+            except RuntimeError as error:  # it is closed
+                self.failed += 1
+                return _failed(error)
             self._writes[key] = arrays, future
             return future
 
@@ -77,22 +81,35 @@ class StorageWorker:
             if key in self._writes:
                 return _done(self._writes[key][0])
             if key not in self._reads:
-                self._reads[key] = self._pool.submit(self._read, key)
+                try:
+                    self._reads[key] = self._pool.submit(self._read, key)
+                except RuntimeError as error:  # it is closed
+                    self.failed += 1
+                    return _failed(error)
             return self._reads[key]
 
     def _read(self, key: PageKey) -> Arrays | None:
         try:
             return self.storage.get(key)
+        except BaseException:
+            with self._lock:
+                self.failed += 1
+            raise
         finally:
             with self._lock:
                 self._reads.pop(key, None)
 
     def has(self, key: PageKey) -> bool:
-        """Whether `prefetch` is worth trying."""
+        """Whether `prefetch` is worth trying; not where the store raises."""
         with self._lock:
             if key in self._writes:
                 return True
-        return self.storage.has(key)
+        try:
+            return self.storage.has(key)
+        except Exception:
+            with self._lock:
+                self.failed += 1
+            return False
 
     def wait(self) -> None:
         """Returns when what was asked for before is done, failed or not."""
@@ -120,4 +137,10 @@ class StorageWorker:
 def _done(value: object) -> Future:
     future: Future = Future()
     future.set_result(value)
+    return future
+
+
+def _failed(error: Exception) -> Future:
+    future: Future = Future()
+    future.set_exception(error)
     return future

@@ -84,21 +84,31 @@ def stored_in(
     """What a tier has below it; None where there is no storage.
 
     Raises:
-      ValueError: a storage without a fingerprint.
+      ValueError: no storage, one without a fingerprint, or one that keeps pages of another.
     """
     if storage is None:
         return None
+    below = storage.storage if isinstance(storage, StorageWorker) else storage
+    if not all(callable(getattr(below, name, None)) for name in ("put", "get", "has")):
+        raise ValueError(f"storage must have the methods of Storage, got {storage!r}")
+    if not isinstance(fingerprint, bytes):
+        raise ValueError(f"fingerprint must be bytes of kv_fingerprint, got {fingerprint!r}")
     if not fingerprint:
         raise ValueError(
             "a storage needs a fingerprint, or KV of another model could come back: give "
             "fingerprint=kv_fingerprint(model, pools, page_size, weights=...)"
         )
+    own = getattr(below, "fingerprint", fingerprint)
+    if own != fingerprint:
+        raise ValueError(f"fingerprint must be the storage's, {own!r}, got {fingerprint!r}")
     return Stored(storage, fingerprint, page_size, is_bigram=is_bigram)
 
 
 def image_of(arrays: Arrays | None) -> list[np.ndarray] | None:
     """The image that was stored, None where there is none."""
-    if arrays is None or sorted(arrays) != sorted(str(at) for at in range(len(arrays))):
+    if not isinstance(arrays, dict) or arrays.keys() != {str(at) for at in range(len(arrays))}:
+        return None
+    if not all(isinstance(array, np.ndarray) for array in arrays.values()):
         return None
     return [arrays[str(at)] for at in range(len(arrays))]
 

@@ -9,18 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from swa_jax.host_cache.claim import Seen, claim, count_pages, marks_of, see
+from swa_jax.host_cache.claim import Seen, claim, marks_of, see
 from swa_jax.host_cache.config import HostConfig
 from swa_jax.host_cache.images import scatter
 from swa_jax.host_cache.index import HostIndex, Pin, Usable
 from swa_jax.host_cache.mirror import TreeMirror, token_keys
 from swa_jax.host_cache.prefetch import Prefetch, land, staged_for, start_reads
-from swa_jax.host_cache.results import Matched, Prompt, Restored
+from swa_jax.host_cache.results import Matched, Prompt, Restored, restored_of
 from swa_jax.host_cache.rows import HostRows
 from swa_jax.host_cache.storage import Storage
 from swa_jax.host_cache.storage_worker import StorageWorker
 from swa_jax.host_cache.stored import stored_in
 from swa_jax.inputs import Ints, as_int32, whole_number
+from swa_jax.kv_layers import KnownLayers
 from swa_jax.models.decoder.kv_pool import KVPool
 from swa_jax.prefix_cache import evict
 from swa_jax.prefix_cache.arguments import check_pair
@@ -50,8 +51,8 @@ class HostCache:
       fingerprint: names model, weights and layout in the storage, as `kv_fingerprint` makes it.
 
     Raises:
-      ValueError: an unknown policy or memory, a tier for other pages and windows, or a storage
-        without a fingerprint.
+      ValueError: an unknown policy or memory, a tier for other pages and windows, KV that is not
+        the cache's, something that is no storage, or a storage without a fingerprint.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class HostCache:
                 f"the tier must fit the device's pages and window: {wanted}, got {config}"
             )
         self.config, self.policy = config, policy
+        self._layers = KnownLayers(cache.config.pool, pools)
         self.min_hits = whole_number("min_hits", min_hits, 1)
         self.tree = TreeMirror(cache.config)
         self._lag = cache.config.key_tokens - config.page_size
@@ -107,6 +109,7 @@ class HostCache:
           policy none that was of too little use.
         """
         self._check(cache, state)
+        self._layers.check(pools)
         tree = self.tree
         tree.look(cache, state)
         wanted = tree.in_tree
@@ -133,6 +136,7 @@ class HostCache:
         Rules R9 to R11; public report B55.
         """
         self._check(cache, state)
+        self._layers.check(pools)
         before = np.asarray(cache.in_tree), np.asarray(state.full_to_swa)
         after, left, evicted = evict(cache, state, full_tokens=full_tokens, swa_tokens=swa_tokens)
         tree = self.tree
@@ -226,6 +230,7 @@ class HostCache:
 
         Rules R3, R8, R9 and R11; public reports B07, B55.
         """
+        self._layers.check(pools)
         prompt = self._prompt(cache, state, tokens, length, namespace)
         usable, seen = self._usable(cache, state, prompt)
         after = self._bring_back(cache, state, pools, prompt, usable, seen)
@@ -259,11 +264,14 @@ class HostCache:
         usable, seen = self._usable(cache, state, prompt)
         pin = self.index.pin(prompt.keys, prompt.space)
         prefetch = Prefetch(prompt.keys, prompt.space, pin)
-        live = seen.live.tolist()
-        start_reads(self.config, self.rows, self._stored, prefetch, int(seen.count), live)
-        if not prefetch.full and not prefetch.swa and usable.pages > usable.device_pages:
-            places = seen.live.shape[0]
-            prefetch.staged = self.rows.stage(prompt.keys, prompt.space, usable, places)
+        live, places = seen.live.tolist(), seen.live.shape[0]
+        try:
+            start_reads(self.config, self.rows, self._stored, prefetch, int(seen.count), live)
+            if not prefetch.full and not prefetch.swa and usable.pages > usable.device_pages:
+                prefetch.staged = self.rows.stage(prompt.keys, prompt.space, usable, places)
+        except BaseException:
+            self.index.unpin(pin)
+            raise
         self._prefetches.append(prefetch)
         if len(self._prefetches) > _MOST_PREFETCHES:
             self.release(self._prefetches[0])
@@ -310,15 +318,7 @@ class HostCache:
         for at, images in staged.swa:
             layers_swa = scatter(layers_swa, claimed.swa, at, images)
         self.index.touch(prompt.keys[: usable.pages], prompt.space, hit=False)
-        restored = Restored(
-            ok=claimed.ok,
-            length=jnp.where(claimed.ok, jnp.int32(usable.pages * size), before),
-            full_tokens=count_pages(claimed.full) * jnp.int32(size),
-            swa_tokens=count_pages(claimed.swa) * jnp.int32(size),
-            full_short=claimed.full_short,
-            swa_short=claimed.swa_short,
-            node=claimed.node,
-        )
+        restored = restored_of(claimed, jnp.int32(usable.pages * size), before, size)
         return cache, state, KVPool(layers_full, layers_swa), restored
 
     def _check(self, cache: PrefixCache, state: AllocatorState) -> None:
@@ -368,7 +368,7 @@ class HostCache:
           namespace: of the text.
         """
         keys = token_keys(tokens, self.config.page_size, is_bigram=self._lag > 0)
-        return self.index.pin(keys, namespace)
+        return self.index.pin(keys, int(as_int32("namespace", namespace, 0)))
 
     def unpin(self, pin: Pin) -> None:
         """Ends a pin; doing so again changes nothing."""

@@ -77,14 +77,19 @@ class WorldOwner:
         served = self._served
         if served.cache_dir is not None:
             with contextlib.suppress(FileNotFoundError):
-                return restore_world(
-                    served.cache_dir,
-                    served.model,
-                    served.config,
-                    served.places,
-                    weights=served.weights,
-                )
+                return self._kept_world(served.cache_dir)
         return new_world(served.model, served.config, served.places)
+
+    def _kept_world(self, cache_dir: Path) -> World:
+        served = self._served
+        try:
+            return restore_world(
+                cache_dir, served.model, served.config, served.places, weights=served.weights
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; serve as it was saved, keep this cache elsewhere, or delete {cache_dir}"
+            ) from None
 
     def keep(self) -> None:
         """Saves the prefix cache, if it is to be kept."""

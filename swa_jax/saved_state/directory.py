@@ -6,6 +6,8 @@ The newest finished save counts. It is removed only when the next one is finishe
 import contextlib
 import hashlib
 import importlib
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +20,8 @@ from swa_jax.describe import Plain, as_json, differences
 
 _FORMAT, _VERSION = "swa_jax saved state", 1
 _PREFIX = "swa_jax"  # of a save's directory, so that others in the directory are let alone
+_SAVE = re.compile(_PREFIX + "_([0-9]+)")
+_ABOUT = "about"  # what every save has
 
 Arrays = dict[str, np.ndarray]
 Manager: TypeAlias = Any  # Orbax's CheckpointManager; the library is imported late
@@ -30,21 +34,25 @@ def write_arrays(path: str | Path, made: Plain, arrays: Arrays) -> None:
 
     Args:
       path: a directory, made where it is missing. Nothing else in it is touched.
-      made: what the arrays were made under, as JSON can hold it.
+      made: what the arrays were made under, as JSON can hold it: tuples are lists there, and keys
+        of dicts texts.
       arrays: by name, of any dtype and shape.
 
     Raises:
       ImportError: Orbax is not installed.
-      ValueError: the path is no directory.
+      ValueError: the path is no directory, or has one that is called as a save and is none; `made`
+        is nothing that JSON can hold.
     """
+    made = as_plain(made)
     ocp, folder = require_orbax(), Path(path).absolute()
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{path} must be a directory, or not be there yet; it is a file")
+    _refuse_others(folder)
     described = {name: _describe(name, array) for name, array in arrays.items()}
     content = {"made": made, "arrays": described}
     about = {"format": _FORMAT, "version": _VERSION, "seal": _seal(content), "content": content}
     stored = {name: _stored(array) for name, array in arrays.items() if array.size}
-    items = {"about": ocp.args.JsonSave(about)}
+    items = {_ABOUT: ocp.args.JsonSave(about)}
     if stored:  # Orbax saves no tree without leaves
         items["arrays"] = ocp.args.PyTreeSave(stored)
     with _manager(ocp, folder, writes=True) as manager:
@@ -64,18 +72,59 @@ def read_arrays(path: str | Path, made: Plain) -> Arrays:
       ImportError: Orbax is not installed.
       ValueError: it was made under something else, says what; or it is not whole.
     """
+    made = as_plain(made)
     ocp, folder = require_orbax(), Path(path).absolute()
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no directory {path} with a saved state")
+    step = max((step for step, save in _saves(folder) if _is_ours(save)), default=None)
+    if step is None:
+        raise FileNotFoundError(f"there is no finished save in {path}")
     with _manager(ocp, folder, writes=False) as manager:
-        step = manager.latest_step()
-        if step is None:
-            raise FileNotFoundError(f"there is no finished save in {path}")
         about = _restore(manager, step, path, about=ocp.args.JsonRestore())
         described = _check_about(path, about, made)
         kept = any(_size(one) for one in described.values())
         stored = _restore(manager, step, path, arrays=ocp.args.PyTreeRestore()) if kept else {}
     return _checked(path, described, stored)
+
+
+def as_plain(made: Plain) -> Plain:
+    """What JSON gives back of `made`, so that it is the same where it is read.
+
+    Raises:
+      ValueError: something that JSON cannot hold.
+    """
+    try:
+        return json.loads(json.dumps(made, sort_keys=True), parse_constant=_constant)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"made must be plain data as JSON can hold it: {error}") from error
+
+
+def _constant(name: str) -> float:
+    if name == "NaN":
+        raise ValueError("NaN equals nothing, not even itself")
+    return float(name)
+
+
+def _saves(folder: Path) -> list[tuple[int, Path]]:
+    """What is called as a finished save, with its number."""
+    if not folder.is_dir():
+        return []
+    named = [(_SAVE.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
+    return [(int(match[1]), path) for match, path in named if match]
+
+
+def _is_ours(save: Path) -> bool:
+    return (save / _ABOUT).is_dir()
+
+
+def _refuse_others(folder: Path) -> None:
+    """Older saves are removed: somebody else's directory must not be taken for one."""
+    for _, save in _saves(folder):
+        if not _is_ours(save):
+            raise ValueError(
+                f"{save} is called as a saved state and is none, and would be removed: give "
+                "another directory, or move it away"
+            )
 
 
 def _restore(manager: Manager, step: int, path: str | Path, **wanted: object) -> Plain:

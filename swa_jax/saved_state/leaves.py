@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from swa_jax.kv_layers import check_layers
 from swa_jax.models.decoder.kv_pool import KVPool
 from swa_jax.state import PAD_PAGE, AllocatorState
 
@@ -47,7 +48,7 @@ def held_kv(state: AllocatorState, pools: KVPool) -> Arrays:
     Raises:
       ValueError: layers that are not the allocator's.
     """
-    check_layers(state, pools)
+    check_layers(state.config, pools)
     arrays = {}
     for kind, pages in _held_pages(state).items():
         for place, layer in enumerate(getattr(pools, kind)):  # one layer on the host at a time
@@ -57,7 +58,7 @@ def held_kv(state: AllocatorState, pools: KVPool) -> Arrays:
 
 def with_held_kv(state: AllocatorState, pools: KVPool, arrays: Arrays) -> KVPool:
     """The pools with the KV of `held_kv` in the pages that `state` holds; they are taken over."""
-    check_layers(state, pools)
+    check_layers(state.config, pools)
     made = {}
     for kind, pages in _held_pages(state).items():
         at = jnp.asarray(pages, jnp.int32)
@@ -81,19 +82,3 @@ def _held_pages(state: AllocatorState) -> dict[str, np.ndarray]:
 @functools.partial(jax.jit, donate_argnums=0)
 def _write(layer: jax.Array, pages: jax.Array, rows: jax.Array) -> jax.Array:
     return layer.at[pages].set(rows, mode="drop")
-
-
-def check_layers(state: AllocatorState, pools: KVPool) -> None:
-    """Refuses KV that the allocator's slots do not address.
-
-    Raises:
-      ValueError: says which layer.
-    """
-    size = state.config.page_size
-    for kind, pages in (("full", state.config.full_pages), ("swa", state.config.swa_pages)):
-        for place, layer in enumerate(getattr(pools, kind)):
-            if layer.shape[:2] != (pages + 1, size):
-                raise ValueError(
-                    f"{kind} layer {place} must be [{pages + 1}, {size}, ...] for this allocator, "
-                    f"got {list(layer.shape)}"
-                )

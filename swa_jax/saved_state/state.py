@@ -4,13 +4,13 @@ import dataclasses
 from pathlib import Path
 
 from swa_jax.describe import Plain, describe, describe_layers
+from swa_jax.kv_layers import check_layers
 from swa_jax.models.decoder.kv_pool import KVPool
 from swa_jax.prefix_cache import PrefixCache
 from swa_jax.prefix_cache.arguments import check_pair
 from swa_jax.saved_state.directory import read_arrays, write_arrays
 from swa_jax.saved_state.leaves import (
     as_arrays,
-    check_layers,
     from_arrays,
     held_kv,
     with_held_kv,
@@ -41,7 +41,8 @@ def save_state(
 
     Raises:
       ImportError: Orbax is not installed (the extra `checkpoint`).
-      ValueError: cache or KV of another allocator, or a path that is no directory.
+      ValueError: cache or KV of another allocator, a path that is no directory or has one that is
+        called as a save and is none, or a `made` that JSON cannot hold.
     """
     arrays = as_arrays("state", state)
     if cache is not None:
@@ -82,7 +83,7 @@ def restore_state(
     if cache is not None:
         check_pair(cache, state)
     if pools is not None:
-        check_layers(state, pools)
+        check_layers(state.config, pools)
     arrays = read_arrays(path, _made(state, cache, pools, made))
     state = from_arrays("state", state, arrays)
     if cache is not None:

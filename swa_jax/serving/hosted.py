@@ -5,6 +5,7 @@ loop the host can do better: copy the KV out, let others have the pages, and bri
 """
 
 import functools
+import secrets
 from dataclasses import dataclass, replace
 
 import jax
@@ -40,6 +41,7 @@ class HostedRequest:
 
     place: int  # in the queue
     ticket: int  # of the request: a later one at the place has another
+    retraction: int  # drawn by lot: no other retraction, of this world or another, has the same
     copy: CpuCopy  # the model's layers, then those of the source of drafts
     text: Tree  # what the source of drafts keeps beside KV, on the host
 
@@ -106,8 +108,9 @@ def retract_to_host(
     if config.draft is not None:
         kept = config.draft.text_of(world.draft, seen.last, seen.length, seen.following)
         text = jax.tree.map(np.array, jax.device_get(kept))
-    rest = _send_away(config, _without_kv(world), seen.row, at)
-    hosted = HostedRequest(int(place), int(known.ticket), copy, text)
+    retraction = 1 + secrets.randbelow(2**31 - 1)
+    rest = _send_away(config, _without_kv(world), seen.row, at, jnp.int32(retraction))
+    hosted = HostedRequest(int(place), int(known.ticket), retraction, copy, text)
     return replace(rest, kv=world.kv, draft=world.draft), hosted
 
 
@@ -128,16 +131,18 @@ def resume_from_host(
     Returns:
       The world, and True: the next step goes on where the request was. False, and the world as it
       was, where no row is idle, the memory does not suffice beside what others were promised, or
-      the request was cancelled or resumed before.
+      this is not what the request waits for: it was cancelled, it was resumed before, even if it
+      has left again since, or it is of another world.
 
     Raises:
       ValueError: KV of another model.
     """
     check_world(config, world)
     whole_number("hosted.place", hosted.place, 0, world.queue.status.shape[0] - 1)
-    place, ticket = jnp.int32(hosted.place), jnp.int32(hosted.ticket)
+    place = jnp.int32(hosted.place)
+    names = jnp.int32(hosted.ticket), jnp.int32(hosted.retraction)
     length, swa_from = jnp.int32(hosted.copy.length), jnp.int32(hosted.copy.swa_start)
-    rest, seat = _seat(config, _without_kv(world), place, ticket, length, swa_from)
+    rest, seat = _seat(config, _without_kv(world), place, names, length, swa_from)
     known = jax.device_get(seat)
     if not known.ok:
         return world, False
@@ -192,10 +197,16 @@ def _token(world: World, place: jax.Array, at: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _send_away(config: ServingConfig, world: World, row: jax.Array, place: jax.Array) -> World:
+def _send_away(
+    config: ServingConfig, world: World, row: jax.Array, place: jax.Array, retraction: jax.Array
+) -> World:
     world = vacate(config, world, row)
     queue = world.queue
-    queue = replace(queue, status=queue.status.at[place].set(HOSTED, mode="drop"))
+    queue = replace(
+        queue,
+        status=queue.status.at[place].set(HOSTED, mode="drop"),
+        retraction=queue.retraction.at[place].set(retraction, mode="drop"),
+    )
     # What did not fit may fit now.
     world = replace(world, queue=queue, refused_at=jnp.full((), -1, jnp.int32))
     return add_stats(world, retracted=jnp.int32(1))
@@ -223,13 +234,15 @@ def _seat(
     config: ServingConfig,
     world: World,
     place: jax.Array,
-    ticket: jax.Array,
+    names: tuple[jax.Array, jax.Array],
     length: jax.Array,
     swa_from: jax.Array,
 ) -> tuple[World, _Seat]:
     """The world with the request in a row and pages for its KV, or any world where `ok` is not."""
     queue = world.queue
+    ticket, retraction = names
     waits = (queue.status[place] == HOSTED) & (queue.ticket[place] == ticket)
+    waits = waits & (queue.retraction[place] == retraction) & (length < queue.known[place])
     idle = ~running(world.rows)
     row = jnp.argmax(idle).astype(jnp.int32)
     world, match, receipt = _share(config, world, place, length)

@@ -31,6 +31,7 @@ _LAST = 2**31 - 1
     data_fields=[
         "status",
         "ticket",
+        "retraction",
         "next_ticket",
         "tokens",
         "known",
@@ -51,6 +52,7 @@ class Queue:
 
     status: jax.Array  # int32[N] EMPTY, WAITING, RUNNING, DONE or HOSTED
     ticket: jax.Array  # int32[N] order of arrival, the oldest the least
+    retraction: jax.Array  # int32[N] names the last leave for the host, 0 for none; see `hosted`
     next_ticket: jax.Array  # int32[]
     tokens: jax.Array  # int32[N, L] prompt, then output
     known: jax.Array  # int32[N] tokens of it that are there
@@ -73,6 +75,7 @@ def empty_queue(places: int, columns: int, vocab_size: int) -> Queue:
     return Queue(
         status=zeros(places),
         ticket=zeros(places),
+        retraction=zeros(places),
         next_ticket=zeros(),
         tokens=zeros(places, columns),
         known=zeros(places),
@@ -139,6 +142,7 @@ def enter(config: ServingConfig, queue: Queue, requests: Requests) -> tuple[Queu
         queue,
         status=put(queue.status, jnp.where(reason == UNFINISHED, WAITING, DONE)),
         ticket=put(queue.ticket, queue.next_ticket + order),
+        retraction=put(queue.retraction, jnp.zeros(count, jnp.int32)),
         next_ticket=queue.next_ticket + jnp.sum(enters, dtype=jnp.int32),
         tokens=put(queue.tokens, jnp.pad(tokens, ((0, 0), (0, width)))),
         known=put(queue.known, shown),

@@ -4,14 +4,15 @@ Legend: N requests, T most prompt tokens.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swa_jax.inputs import as_int32, whole_number
+from swa_jax.inputs import whole_number
 
 # Why a request ended.
 UNFINISHED, STOP, LENGTH, REJECTED, CANCELLED, SENT = range(6)
@@ -85,7 +86,7 @@ def make_requests(
     Raises:
       ValueError: what cannot be served, with the request that asks for it.
     """
-    rows = [_prompt(place, prompt) for place, prompt in enumerate(prompts)]
+    rows = [checked_prompt(f"prompt {place}", prompt) for place, prompt in enumerate(prompts)]
     if not rows:
         raise ValueError("prompts must hold at least one prompt, got none")
     count, longest = len(rows), max(row.size for row in rows)
@@ -97,39 +98,77 @@ def make_requests(
     tokens = np.zeros((count, columns), np.int32)
     for place, row in enumerate(rows):
         tokens[place, : row.size] = row
-    column = functools.partial(_column, count)
+
+    def column(name: str, values: object) -> jax.Array:
+        return jnp.asarray(checked_values(name, values, count))
+
     return Requests(
         tokens=jnp.asarray(tokens),
         prompt_lens=jnp.asarray(np.array([row.size for row in rows], np.int32)),
-        max_new_tokens=column("max_new_tokens", max_new_tokens, np.int32, 0, 2**31 - 1),
+        max_new_tokens=column("max_new_tokens", max_new_tokens),
         sampling=Sampling(
-            temperature=column("temperature", temperature, np.float32, 0.0, 1e6),
-            top_k=column("top_k", top_k, np.int32, 0, 2**31 - 1),
-            top_p=column("top_p", top_p, np.float32, 1e-6, 1.0),
-            seed=column("seed", seed, np.int32, -(2**31), 2**31 - 1),
+            temperature=column("temperature", temperature),
+            top_k=column("top_k", top_k),
+            top_p=column("top_p", top_p),
+            seed=column("seed", seed),
         ),
-        namespace=column("namespace", namespace, np.int32, -(2**31), 2**31 - 1),
-        ignore_eos=column("ignore_eos", ignore_eos, np.bool_, False, True),
+        namespace=column("namespace", namespace),
+        ignore_eos=column("ignore_eos", ignore_eos),
     )
 
 
-def _prompt(place: int, prompt: object) -> np.ndarray:
-    """One prompt as int32 token ids."""
-    name = f"prompt {place}"
+# What is asked for beside the prompt: its dtype, the least and the most.
+REQUEST_VALUES: Mapping[str, tuple[type, float, float]] = MappingProxyType(
+    {
+        "max_new_tokens": (np.int32, 0, 2**31 - 1),
+        "temperature": (np.float32, 0.0, 1e6),
+        "top_k": (np.int32, 0, 2**31 - 1),
+        "top_p": (np.float32, 1e-6, 1.0),
+        "seed": (np.int32, -(2**31), 2**31 - 1),
+        "namespace": (np.int32, -(2**31), 2**31 - 1),
+        "ignore_eos": (np.bool_, False, True),
+    }
+)
+
+
+def checked_prompt(name: str, prompt: object) -> np.ndarray:
+    """One prompt as int32 token ids. On the host.
+
+    Args:
+      name: of the prompt, for messages.
+      prompt: token ids, at least one.
+
+    Raises:
+      ValueError: something else.
+    """
     if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence | np.ndarray | jax.Array):
         raise ValueError(f"{name} must be a list of token ids, got {prompt!r}")
-    row = np.asarray(as_int32(name, prompt, 1))  # type: ignore[arg-type]
+    row = np.asarray(prompt)
     if row.size == 0:
         raise ValueError(f"{name} has no tokens; at least one is needed")
+    if row.dtype.kind not in "iu":
+        raise ValueError(f"{name} must hold integers, got dtype {row.dtype}: {prompt!r}")
+    if row.ndim != 1:
+        raise ValueError(f"{name} must be an array of 1 dimension(s), got shape {row.shape}")
     if row.min() < 0:
         raise ValueError(f"{name} has a token below 0, got {row.tolist()[:8]}")
-    return row
+    if row.max() > 2**31 - 1:
+        raise ValueError(f"{name} must fit int32 (.. 2^31 - 1), got a token {row.max()}")
+    return row.astype(np.int32)
 
 
-def _column(
-    count: int, name: str, value: object, dtype: type, least: float, most: float
-) -> jax.Array:
-    """One value for all requests, or one for each."""
+def checked_values(name: str, value: object, count: int) -> np.ndarray:
+    """[count] one value for all requests, or one for each. On the host.
+
+    Args:
+      name: of `REQUEST_VALUES`, which says what is right.
+      value: one, or `count` of them.
+      count: requests.
+
+    Raises:
+      ValueError: a value that is of another kind or out of range.
+    """
+    dtype, least, most = REQUEST_VALUES[name]
     values = np.asarray(value)
     kinds = {np.bool_: "b", np.int32: "iu"}.get(dtype, "iuf")
     if values.dtype.kind not in kinds:
@@ -146,4 +185,4 @@ def _column(
     kept = np.broadcast_to(values, (count,)).astype(dtype)
     if ((kept == 0) & (values != 0)).any():  # a temperature so low would turn into greedy
         raise ValueError(f"{name} is too close to 0 for float32, got {value!r}")
-    return jnp.asarray(kept)
+    return kept
