@@ -4,7 +4,7 @@ A look compares three stamps a node (when it came in, the hash of its prefix, an
 and reads the tokens of new nodes only, so it costs by what changed but for a few small arrays.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -12,13 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from swa_jax.inputs import Ints
-from swa_jax.paging import look_up
 from swa_jax.prefix_cache.arguments import host_tokens
+from swa_jax.prefix_cache.read_nodes import ABSENT, read_nodes
 from swa_jax.prefix_cache.tree import ROOT, CacheConfig, PrefixCache
 from swa_jax.state import AllocatorState
-
-_ABSENT = -1  # no clock is negative
-_LEAST_READ = 64  # nodes; sizes of reads are powers of two from here, so that few are compiled
 
 
 def token_keys(tokens: Ints, page_size: int, *, is_bigram: bool = False) -> list[bytes]:
@@ -67,7 +64,7 @@ class TreeMirror:
         nodes = config.pool.full_pages + 1
         self.config = config
         self.clock = 0
-        self.born = np.full(nodes, _ABSENT, np.int32)
+        self.born = np.full(nodes, ABSENT, np.int32)
         self.mark = np.zeros(nodes, np.int32)
         self.parent = np.zeros(nodes, np.int32)
         self.depth = np.zeros(nodes, np.int32)
@@ -82,7 +79,7 @@ class TreeMirror:
     @property
     def in_tree(self) -> np.ndarray:
         """bool[F+1]."""
-        return self.born != _ABSENT
+        return self.born != ABSENT
 
     def look(self, cache: PrefixCache, state: AllocatorState) -> None:
         """Learns what came and went. Waits for the device."""
@@ -103,12 +100,12 @@ class TreeMirror:
             self._child.pop((int(self.parent[page]), int(self.space[page]), self.keys[page]), None)
         self.born, self.mark, self.swa = born, stamps.mark, stamps.swa
         self.parent, self.clock = stamps.parent, stamps.clock
-        new = np.flatnonzero(changed & (born != _ABSENT))
+        new = np.flatnonzero(changed & (born != ABSENT))
         if not new.size:
             return
         self.saved_full[new] = self.saved_swa[new] = False
         self.uses[new] = 1
-        self.depth[new], self.space[new], tokens = _read_nodes(cache, new)
+        _, self.depth[new], self.space[new], tokens = read_nodes(cache, new)
         for at, page in enumerate(new.tolist()):
             self.keys[page] = key = tokens[at].tobytes()
             self._child[int(self.parent[page]), int(self.space[page]), key] = page
@@ -122,6 +119,16 @@ class TreeMirror:
             at = int(self.parent[at])
         nodes.reverse()
         return TreePath(int(self.space[page]), nodes, [self.keys[node] for node in nodes])
+
+    def paths(self, marked: np.ndarray) -> Iterator[TreePath]:
+        """Paths that have every node of bool[F+1] `marked` on one of them, the deepest first."""
+        left = marked.copy()
+        pages = np.flatnonzero(left)
+        for page in pages[np.argsort(-self.depth[pages], kind="stable")].tolist():
+            if left[page]:
+                path = self.path(page)
+                left[path.nodes] = False
+                yield path
 
     def find(self, keys: Iterable[bytes], namespace: int) -> list[int]:
         """The nodes of a prompt's pages, as far as there are any."""
@@ -158,21 +165,6 @@ class TreeMirror:
 @jax.jit
 def _stamps(cache: PrefixCache, state: AllocatorState) -> tuple[jax.Array, ...]:
     here = cache.in_tree
-    born = jnp.where(here, cache.born, _ABSENT)
+    born = jnp.where(here, cache.born, ABSENT)
     others = (cache.hash, cache.parent, state.full_to_swa)
     return born, *(jnp.where(here, values, 0) for values in others), cache.clock
-
-
-@jax.jit
-def _read(cache: PrefixCache, nodes: jax.Array) -> tuple[jax.Array, ...]:
-    fields = (cache.depth, cache.namespace)
-    tokens = cache.tokens.at[nodes].get(mode="fill", fill_value=0)
-    return *(look_up(values, nodes, 0) for values in fields), tokens
-
-
-def _read_nodes(cache: PrefixCache, nodes: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Depth, namespace and tokens of some nodes: only these cross to the host."""
-    room = max(_LEAST_READ, 1 << (nodes.size - 1).bit_length())
-    padded = np.zeros(room, np.int32)
-    padded[: nodes.size] = nodes
-    return tuple(np.asarray(part)[: nodes.size] for part in jax.device_get(_read(cache, padded)))

@@ -154,14 +154,9 @@ class HostCache:
     def _copy_out(self, full: np.ndarray, of_swa: np.ndarray, pools: KVPool) -> int:
         """Copies marked nodes, bool[F+1], a path at a time from the deepest; how many pages."""
         self.poll()
-        wanted, tree, count = full | of_swa, self.tree, 0
-        pages = np.flatnonzero(wanted)
-        for page in pages[np.argsort(-tree.depth[pages], kind="stable")].tolist():
-            if not wanted[page]:
-                continue
-            path = tree.path(page)
+        tree, count = self.tree, 0
+        for path in tree.paths(full | of_swa):
             nodes = np.asarray(path.nodes)
-            wanted[nodes] = False
             of_full = {at: int(nodes[at]) for at in np.flatnonzero(full[nodes]).tolist()}
             swa = {at: int(tree.swa[nodes[at]]) for at in np.flatnonzero(of_swa[nodes]).tolist()}
             count += self.rows.copy_in(path.keys, path.namespace, pools, of_full, swa)

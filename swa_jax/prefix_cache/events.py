@@ -17,12 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swa_jax.paging import look_up
 from swa_jax.prefix_cache.arguments import host_tokens
+from swa_jax.prefix_cache.read_nodes import ABSENT, read_nodes
 from swa_jax.prefix_cache.tree import ROOT, CacheConfig, PrefixCache
-
-_ABSENT = -1  # no clock is negative
-_LEAST_READ = 64  # pages; sizes of reads are powers of two from here, so that few are compiled
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def empty_record(config: CacheConfig) -> TreeRecord:
     """The record of a tree that holds nothing."""
     nodes = config.pool.full_pages + 1
     return TreeRecord(
-        born=np.full(nodes, _ABSENT, np.int32),
+        born=np.full(nodes, ABSENT, np.int32),
         mark=np.zeros(nodes, np.int32),
         depth=np.zeros(nodes, np.int32),
         hash=np.zeros(nodes, np.uint64),
@@ -140,12 +137,12 @@ def tree_events(before: TreeRecord, after: PrefixCache) -> tuple[TreeRecord, lis
         before = empty_record(after.config)
         events.append(AllBlocksCleared())
     changed = (born != before.born) | (mark != before.mark)
-    gone = np.flatnonzero(changed & (before.born != _ABSENT))
+    gone = np.flatnonzero(changed & (before.born != ABSENT))
     if gone.size:
         deepest_first = gone[np.argsort(-before.depth[gone], kind="stable")]
         events.append(BlockRemoved(tuple(before.hash[deepest_first].tolist())))
     record = replace(before, born=born, mark=mark, clock=int(clock))
-    new = np.flatnonzero(changed & (born != _ABSENT))
+    new = np.flatnonzero(changed & (born != ABSENT))
     if new.size:
         record, stored = _store(record, after, new)
         events += stored
@@ -155,29 +152,14 @@ def tree_events(before: TreeRecord, after: PrefixCache) -> tuple[TreeRecord, lis
 @jax.jit
 def _stamps(cache: PrefixCache) -> tuple[jax.Array, jax.Array, jax.Array]:
     here = cache.in_tree
-    return jnp.where(here, cache.born, _ABSENT), jnp.where(here, cache.hash, 0), cache.clock
-
-
-@jax.jit
-def _read(cache: PrefixCache, nodes: jax.Array) -> tuple[jax.Array, ...]:
-    fields = (cache.parent, cache.depth, cache.namespace)
-    tokens = cache.tokens.at[nodes].get(mode="fill", fill_value=0)
-    return *(look_up(values, nodes, 0) for values in fields), tokens
-
-
-def _read_nodes(cache: PrefixCache, nodes: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Parent, depth, namespace and tokens of some nodes: only these cross to the host."""
-    room = max(_LEAST_READ, 1 << (nodes.size - 1).bit_length())
-    padded = np.zeros(room, np.int32)
-    padded[: nodes.size] = nodes
-    return tuple(np.asarray(part)[: nodes.size] for part in jax.device_get(_read(cache, padded)))
+    return jnp.where(here, cache.born, ABSENT), jnp.where(here, cache.hash, 0), cache.clock
 
 
 def _store(
     record: TreeRecord, cache: PrefixCache, new: np.ndarray
 ) -> tuple[TreeRecord, list[Event]]:
     """Hashes new nodes, parents first; an event for each run of pages of one prefix."""
-    parent, depth, namespace, tokens = _read_nodes(cache, new)
+    parent, depth, namespace, tokens = read_nodes(cache, new)
     depths, hashes = record.depth.copy(), record.hash.copy()
     depths[new] = depth
     size = cache.config.pool.page_size

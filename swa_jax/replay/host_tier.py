@@ -150,21 +150,12 @@ class HostTier:
 
     def _store(self, full: np.ndarray, of_swa: np.ndarray) -> None:
         """Gives rows to marked nodes, bool[F+1], a path at a time from the deepest."""
-        tree = self._tree
-        wanted = full | of_swa
-        pages = np.flatnonzero(wanted)
-        for page in pages[np.argsort(-tree.depth[pages], kind="stable")].tolist():
-            if not wanted[page]:
-                continue
-            path = tree.path(page)
-            nodes = np.asarray(path.nodes)
-            wanted[nodes] = False
-            places = np.flatnonzero(full[nodes]).tolist()
+        for path in self._tree.paths(full | of_swa):
             placed = self._index.put(
                 path.keys,
                 path.namespace,
-                full=places,
-                swa=np.flatnonzero(of_swa[nodes]).tolist(),
+                full=np.flatnonzero(full[path.nodes]).tolist(),
+                swa=np.flatnonzero(of_swa[path.nodes]).tolist(),
             )
             self._stored += len(placed.full)
 
