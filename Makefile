@@ -1,10 +1,12 @@
 # Needs Python 3.11 or later with its venv module, and a package index to install from.
 #   make PYTHON=/path/to/python3.12 test     picks the interpreter
 #   make JOBS=1 test                         picks the number of test processes
+#   make TESTS='not long' test               leaves the longest out, as .ci/run does
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --no-input --disable-pip-version-check
 JOBS ?= auto
+TESTS ?=
 
 # One stamp a set of extras; each is older than pyproject.toml when it has to be made again.
 READY := $(VENV)/.ready
@@ -24,7 +26,7 @@ demo: $(DEMO) ## Replay 1,000 requests of a real trace in 40 GiB of KV memory
 	$(BIN)/swa-jax replay mooncake-conversation --model gpt-oss-20b --hbm 40GiB
 
 test: $(DEV) ## Run the tests and the docstring examples
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --benchmark-disable --nbmake
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --benchmark-disable --nbmake $(if $(TESTS),-m '$(TESTS)')
 
 lint: $(DEV) ## Check style and formatting
 	$(BIN)/ruff check .

@@ -204,6 +204,7 @@ def test_a_batch_that_is_no_segment_is_refused():
         Workload(extend_tokens=250)
 
 
+@pytest.mark.long
 def test_smoke_run_of_the_serving_loops(tmp_path):
     file = tmp_path / "serving.json"
     serving.main(["--smoke", "--json", str(file)])

@@ -373,7 +373,13 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+LONG = ("small_pages_to_large",)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.long if kind in LONG else ()) for kind in KINDS],
+)
 def test_two_sides_agree_with_the_oracle(kind):
     case = type("Machine", (DisaggMachine,), KINDS[kind]).TestCase
     case.settings = settings(

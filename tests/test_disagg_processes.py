@@ -106,6 +106,7 @@ def assert_nothing_is_held(worker):
     assert figures(worker.world)["refused"] == 0
 
 
+@pytest.mark.long
 def test_tokens_are_those_of_a_dense_pass_and_nothing_is_left_on_either_side(worker, prefill):
     process, listener = prefill
     wanted, outcomes = jobs(0, 12), {}

@@ -115,6 +115,7 @@ def test_requests_that_fill_the_pool_are_retracted_and_still_finish():
     assert not any(result.faults.values())
 
 
+@pytest.mark.long
 def test_real_sizes_under_load_hit_at_least_what_a_host_cache_with_all_memory_to_itself_hits():
     # 40 GiB as the command shares it out. The host serves one request at a time, so nothing of its
     # memory is held by requests that run; here up to 256 run at once.

@@ -59,6 +59,7 @@ def test_promised_pages_are_given_away_again(monkeypatch):
     assert int(history.last.tally.recomputed) > plain.figures.recomputed
 
 
+@pytest.mark.long
 def test_a_long_prompt_is_charged_whole(monkeypatch):
     """Public reports B50, B51: what stands behind such a prompt waits for nothing."""
     monkeypatch.setattr(
@@ -71,6 +72,7 @@ def test_a_long_prompt_is_charged_whole(monkeypatch):
     assert [len(rows) for rows in history.lengths[:3]] == [1, 1, 1]
 
 
+@pytest.mark.long
 def test_a_page_forgotten_at_the_end(monkeypatch):
     held_slots = release.held_slots
     monkeypatch.setattr(release, "held_slots", lambda *args: held_slots(*args).at[0].set(0))
@@ -80,6 +82,7 @@ def test_a_page_forgotten_at_the_end(monkeypatch):
     assert int(history.last.allocator.full.num_free) == SHAPE.sizes.full_pages - 4
 
 
+@pytest.mark.long
 def test_a_row_that_ends_keeps_its_frontier(monkeypatch):
     """The next request in that row would start with pages it believes to be gone."""
     vacate = release.vacate
@@ -94,6 +97,7 @@ def test_a_row_that_ends_keeps_its_frontier(monkeypatch):
         check_rows(history)
 
 
+@pytest.mark.long
 def test_younger_requests_overtake(monkeypatch):
     share = grow._share
 
@@ -108,6 +112,7 @@ def test_younger_requests_overtake(monkeypatch):
     assert history.lengths != plain.lengths
 
 
+@pytest.mark.long
 def test_the_oldest_is_sent_back(monkeypatch):
     def oldest_row(rows):
         return jnp.argmin(jnp.where(rows.request >= 0, rows.request, jnp.int32(1000)))

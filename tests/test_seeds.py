@@ -125,6 +125,7 @@ def test_mixed_requests_soak():
     swa.check(load.state)
 
 
+@pytest.mark.long
 def test_mixed_requests_soak_sees_a_stale_tail():
     """The same loop with the old bug put back: it must not get far."""
     load = soaked(soak.start(0), requests=10_240, stale_tail=True)

@@ -1,6 +1,7 @@
 """The loop against a dense pass over the whole text, with models whose attention is real."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -43,9 +44,22 @@ def expected(name):
     return [dense(prompt, count) for prompt, count in zip(prompts, new, strict=True)]
 
 
-@pytest.mark.parametrize("draft", [None, NGramDraft(3, 1)], ids=["plain", "speculative"])
-@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no cache"])
-@pytest.mark.parametrize("name", CASES)
+DRAFTS = {"plain": None, "speculative": NGramDraft(3, 1)}
+# Each model with and without a cache, with and without drafts; the other halves are long.
+SHORT = {"page 1": "plain", "page 4": "speculative", "page 16": "speculative"}  # with a cache
+
+
+def case(name, cache, draft):
+    with_cache = next(SHORT[page] for page in SHORT if f"{page}," in name)
+    words = f"{name}-{'cache' if cache else 'no cache'}-{draft}"
+    marks = () if (draft == with_cache) == cache else pytest.mark.long
+    return pytest.param(name, cache, DRAFTS[draft], id=words, marks=marks)
+
+
+ALL = [case(*one) for one in itertools.product(CASES, (True, False), DRAFTS)]
+
+
+@pytest.mark.parametrize(("name", "cache", "draft"), ALL)
 def test_tokens_are_those_of_a_dense_pass(name, cache, draft):
     model, page, full, of_swa = CASES[name]
     prompts, new = requests()
