@@ -1,6 +1,6 @@
 """A decode worker on the host: reservations, arrivals, and the requests that run."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -18,7 +18,15 @@ from swa_jax.disagg.bundles import (
     tickets_of,
 )
 from swa_jax.disagg.decode_side import new_arrivals
-from swa_jax.disagg.jobs import Job, Outcome, check_new, padded, requests_of
+from swa_jax.disagg.jobs import (
+    Job,
+    Outcome,
+    check_new,
+    in_parts,
+    padded,
+    places_in_parts,
+    requests_of,
+)
 from swa_jax.disagg.prefill_side import Parcel
 from swa_jax.models.decoder import DecoderConfig
 from swa_jax.serving import cancel, new_world, outputs, release, run_steps, submit
@@ -161,13 +169,13 @@ class DecodeWorker:
     def give_up(self, asks: Sequence[HostAsk]) -> None:
         """Ends reservations; their pages go back."""
         count = self.size.pieces
-        for start in range(0, len(asks), count):
-            tickets = tickets_of(asks[start : start + count], count)
+        for part in in_parts(asks, count):
+            tickets = tickets_of(part, count)
             self.world, self.arrivals = give_up_all(self.world, self.arrivals, tickets)
 
     def cancel(self, names: Sequence[int]) -> None:
         """Ends jobs that run; their pages go back in the next turn."""
-        for at in self._chunks([self._places[name] for name in names if name in self._places]):
+        for at in places_in_parts(self._places, names, self.size.pieces):
             self.world = _cancel(self.world, at)
 
     def turn(self, steps: int = 4) -> list[Outcome]:
@@ -189,7 +197,9 @@ class DecodeWorker:
         # A place belongs to one job until it is done, so the same again is the same job.
         before, self._seen = self._seen, tuple(map(tuple, seen))
         self.stands = steps > 0 and not done and before == self._seen
-        return [outcome for part in self._parts(done) for outcome in self._collect(part)]
+        return [
+            outcome for part in in_parts(done, self.size.pieces) for outcome in self._collect(part)
+        ]
 
     def _collect(self, done: Sequence[tuple[int, int]]) -> list[Outcome]:
         """At most B outcomes; their places are free then."""
@@ -206,12 +216,3 @@ class DecodeWorker:
             had = max(0, int(cached[place]))
             outcomes.append(Outcome(name, tuple(row[:length].tolist()), words, had))
         return outcomes
-
-    def _chunks(self, places: Sequence[int]) -> Iterable[jax.Array]:
-        for part in self._parts(places):
-            yield padded(part, self.size.pieces, -1)
-
-    def _parts(self, values: Sequence) -> Iterable[Sequence]:
-        count = self.size.pieces
-        for start in range(0, len(values), count):
-            yield values[start : start + count]

@@ -1,7 +1,8 @@
 """Requests as the shells on the host pass them on, and what became of them."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,8 @@ from swa_jax.serving.requests import (
     checked_prompt,
     checked_values,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -141,3 +144,18 @@ def check_new(jobs: Sequence[Job], taken: Container[int]) -> None:
             where = "open already" if job.name in taken else "among these twice"
             raise ValueError(f"a job named {job.name} is {where}")
         seen.add(job.name)
+
+
+def in_parts(values: Sequence[T], count: int) -> Iterator[Sequence[T]]:
+    """At most `count` of the values at a time: what one program takes."""
+    for start in range(0, len(values), count):
+        yield values[start : start + count]
+
+
+def places_in_parts(
+    places: Mapping[int, int], names: Iterable[int], count: int
+) -> Iterator[jnp.ndarray]:
+    """int32[count] places of the names that have one, then -1, as often as it takes."""
+    known = [places[name] for name in names if name in places]
+    for part in in_parts(known, count):
+        yield padded(part, count, -1)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from swa_jax.disagg.bundles import BundleSize, HostAsk, HostPiece, bundle_shape, pack_bundle
-from swa_jax.disagg.jobs import Job, check_new, padded, requests_of
+from swa_jax.disagg.jobs import Job, check_new, places_in_parts, requests_of
 from swa_jax.disagg.prefill_side import Parcel
 from swa_jax.models.decoder import DecoderConfig
 from swa_jax.serving import cancel, end_sent, new_world, ready, release, run_steps, submit
@@ -96,14 +96,14 @@ class PrefillWorker:
 
     def end(self, names: Sequence[int]) -> None:
         """The KV of these has arrived: their pages go to the cache in the next turn."""
-        for at in self._chunks(names):
+        for at in places_in_parts(self._places, names, self.size.pieces):
             self.world = _end_sent(self.config, self.world, at)
 
     def cancel(self, names: Sequence[int]) -> None:
         """Ends jobs; what was computed of them goes to the cache. Unknown names: nothing."""
         gone = set(names)
         self._waiting = deque(job for job in self._waiting if job.name not in gone)
-        for at in self._chunks(names):
+        for at in places_in_parts(self._places, names, self.size.pieces):
             self.world = _cancel(self.world, at)
 
     def cancel_all(self) -> None:
@@ -165,19 +165,12 @@ class PrefillWorker:
             self._free -= count
 
     def _forget(self, names: Sequence[int]) -> None:
-        for at in self._chunks(names):
+        for at in places_in_parts(self._places, names, self.size.pieces):
             self.world = _release(self.world, at)
         for name in names:
             del self._places[name]
             self._ready.discard(name)
         self._free += len(names)
-
-    def _chunks(self, names: Sequence[int]) -> Iterable[jax.Array]:
-        """int32[B] places of the names that have one, as often as it takes."""
-        places = [self._places[name] for name in names if name in self._places]
-        count = self.size.pieces
-        for start in range(0, len(places), count):
-            yield padded(places[start : start + count], count, -1)
 
 
 def _prompt_alone(job: Job) -> Job:

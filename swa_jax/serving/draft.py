@@ -146,3 +146,25 @@ class Draft(Protocol):
           text: of `text_of`.
         """
         ...
+
+
+class KeepsNoText:
+    """For a source of drafts whose KV, if it has any, is all that it knows of a text."""
+
+    def text_of(
+        self, state: Tree, slot: jax.Array, length: jax.Array, following: jax.Array
+    ) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def enter_text(
+        self,
+        state: Tree,
+        row: jax.Array,
+        slot: jax.Array,
+        length: jax.Array,
+        following: jax.Array,
+        text: Tree,
+    ) -> Tree:
+        """Nothing to enter."""
+        return state

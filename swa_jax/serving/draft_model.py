@@ -10,7 +10,7 @@ from swa_jax.models.decoder.batch import PagedBatch
 from swa_jax.models.decoder.config import DecoderConfig
 from swa_jax.models.decoder.kv_pool import KVPool
 from swa_jax.only_if import only_if
-from swa_jax.serving.draft import DraftView
+from swa_jax.serving.draft import DraftView, KeepsNoText
 from swa_jax.serving.draft_levels import (
     Levels,
     draft_batch,
@@ -24,7 +24,7 @@ from swa_jax.serving.verify import DraftTree
 
 
 @dataclass(frozen=True)
-class DraftModel(Levels):
+class DraftModel(KeepsNoText, Levels):
     """A model of its own that says what the served one will say. `draft_params` are its own.
 
     Its KV is in arrays of its own, at the slots that the allocator granted to the row: full layers
@@ -138,21 +138,3 @@ class DraftModel(Levels):
     def with_pools(self, state: Tree, pools: KVPool) -> Tree:
         """The same KV with other layers."""
         return as_model(self.model).with_pools(state, pools)
-
-    def text_of(
-        self, state: Tree, slot: jax.Array, length: jax.Array, following: jax.Array
-    ) -> tuple[()]:
-        """Nothing: all that it knows is KV."""
-        return ()
-
-    def enter_text(
-        self,
-        state: Tree,
-        row: jax.Array,
-        slot: jax.Array,
-        length: jax.Array,
-        following: jax.Array,
-        text: Tree,
-    ) -> Tree:
-        """Nothing to enter."""
-        return state

@@ -9,13 +9,13 @@ from swa_jax.config import PoolConfig
 from swa_jax.inputs import whole_number
 from swa_jax.models.decoder.batch import PagedBatch
 from swa_jax.models.decoder.kv_pool import KVPool
-from swa_jax.serving.draft import DraftView
+from swa_jax.serving.draft import DraftView, KeepsNoText
 from swa_jax.serving.moved_slots import MovedSlots
 from swa_jax.serving.trees import Tree
 
 
 @dataclass(frozen=True)
-class NGramDraft:
+class NGramDraft(KeepsNoText):
     """Prompt lookup: copies what came after an earlier occurrence of the last tokens.
 
     Args:
@@ -84,21 +84,4 @@ class NGramDraft:
         return KVPool((), ())
 
     def with_pools(self, state: None, pools: KVPool) -> None:
-        """Nothing to do."""
-
-    def text_of(
-        self, state: None, slot: jax.Array, length: jax.Array, following: jax.Array
-    ) -> tuple[()]:
-        """Nothing: it reads the tokens alone."""
-        return ()
-
-    def enter_text(
-        self,
-        state: None,
-        row: jax.Array,
-        slot: jax.Array,
-        length: jax.Array,
-        following: jax.Array,
-        text: Tree,
-    ) -> None:
         """Nothing to do."""
