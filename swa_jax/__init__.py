@@ -24,6 +24,7 @@ from swa_jax.mapping import (
 )
 from swa_jax.page_table import PageTables, WindowPageTables, page_tables, window_page_tables
 from swa_jax.rebalance import rebalance, unified_available
+from swa_jax.share import PageCopies, copy_on_write, share
 from swa_jax.state import (
     AllocatorState,
     PagePool,
@@ -45,6 +46,7 @@ __all__ = [
     "AllocatorState",
     "Grant",
     "InvariantError",
+    "PageCopies",
     "PagePool",
     "PageTables",
     "PoolConfig",
@@ -57,6 +59,7 @@ __all__ = [
     "check",
     "clear",
     "clear_full_to_swa_mapping",
+    "copy_on_write",
     "faults",
     "free",
     "free_full",
@@ -74,6 +77,7 @@ __all__ = [
     "page_tables",
     "rebalance",
     "set_full_to_swa_mapping",
+    "share",
     "snapshot",
     "state_bytes",
     "step_invariants",

@@ -10,6 +10,7 @@ import numpy as np
 from swa_jax.counts import absent_pages
 from swa_jax.grant import Grant
 from swa_jax.paging import look_up, page_of
+from swa_jax.pool import holders_of, is_held
 from swa_jax.state import NOBODY, PAD_PAGE, UNMAPPED, AllocatorState, PagePool, init
 
 
@@ -24,7 +25,8 @@ def invariants(state: AllocatorState) -> dict[str, jax.Array]:
       state: any state, also in an open group.
 
     Returns:
-      bool[] by name, True where the law holds: padding_page (1), one_owner and conservation (3),
+      bool[] by name, True where the law holds: padding_page (1), one_owner, shares and
+      conservation (3),
       within_size (4), whole_pages (5), group_queue (6), no_stale_mapping (7), one_to_one (8),
       int32_only (9), scratch_clean (10). Laws about a step are in `step_invariants`.
     """
@@ -57,9 +59,9 @@ def _queued(pool: PagePool) -> jax.Array:
     place = jnp.arange(size, dtype=jnp.int32)
     offset = jnp.where(place < pool.head, place + (size - pool.head), place - pool.head)
     used = offset < pool.num_free + pool.num_pending
-    inside = (pool.ring >= 0) & (pool.ring < pool.free.shape[0])
-    page = jnp.where(used & inside, pool.ring, pool.free.shape[0])
-    named = jnp.zeros(pool.free.shape, jnp.int32).at[page].add(1, mode="drop")
+    inside = (pool.ring >= 0) & (pool.ring < pool.holders.shape[0])
+    page = jnp.where(used & inside, pool.ring, pool.holders.shape[0])
+    named = jnp.zeros(pool.holders.shape, jnp.int32).at[page].add(1, mode="drop")
     # A place that names no page at all must not go unseen.
     return named.at[PAD_PAGE].add(jnp.sum(used & ~inside, dtype=jnp.int32), mode="drop")
 
@@ -80,6 +82,15 @@ def _one_owner(state: AllocatorState) -> jax.Array:
     if state.config.pure_swa_pool:  # what its owner gave back has left the window too
         ok = ok & jnp.all(~state.full.free | state.swa.free)
     return ok
+
+
+def _shares(state: AllocatorState) -> jax.Array:
+    """Law 3 with counts: no count is below 0, and nobody holds an SWA side without its page."""
+    ok = jnp.all(state.full.holders >= 0) & jnp.all(state.swa.holders >= 0)
+    ok = ok & (state.full.holders[PAD_PAGE] == 1) & (state.swa.holders[PAD_PAGE] == 1)
+    of_swa = holders_of(state.swa, jnp.maximum(state.full_to_swa, 0))
+    has = state.full_to_swa != UNMAPPED
+    return ok & jnp.all(~has | (of_swa <= state.full.holders))
 
 
 def _conservation(state: AllocatorState) -> jax.Array:
@@ -103,7 +114,7 @@ def _within_size(state: AllocatorState) -> jax.Array:
 
 def _whole_pages(state: AllocatorState) -> jax.Array:
     """Law 5: a mapping is an SWA page, so it covers every token of its full page or none."""
-    pages = state.swa.free.shape[0]
+    pages = state.swa.holders.shape[0]
     return jnp.all((state.full_to_swa >= UNMAPPED) & (state.full_to_swa < pages))
 
 
@@ -116,7 +127,7 @@ def _group_queue(state: AllocatorState) -> jax.Array:
         place = jnp.arange(size, dtype=jnp.int32)
         offset = jnp.where(place < pool.head, place + (size - pool.head), place - pool.head)
         waits = (offset >= pool.num_free) & (offset < pool.num_free + pool.num_pending)
-        ok = ok & jnp.all(~waits | look_up(pool.free, jnp.maximum(pool.ring, 0), False))
+        ok = ok & jnp.all(~waits | (look_up(pool.holders, jnp.maximum(pool.ring, 0), 1) == 0))
         if pool is state.swa:
             ok = ok & jnp.all(~waits | ~look_up(mapped, jnp.maximum(pool.ring, 0), True))
     return ok
@@ -126,7 +137,7 @@ def _mapped(state: AllocatorState) -> jax.Array:
     """bool[S+1] SWA pages that some full page maps to."""
     target = jnp.maximum(state.full_to_swa, 0)
     return (
-        jnp.zeros(state.swa.free.shape, bool)
+        jnp.zeros(state.swa.holders.shape, bool)
         .at[target]
         .set(True, mode="drop")
         .at[0]
@@ -137,15 +148,15 @@ def _mapped(state: AllocatorState) -> jax.Array:
 def _no_stale_mapping(state: AllocatorState) -> jax.Array:
     """Laws 7 and 8: only held full pages map, and only to held SWA pages."""
     has = state.full_to_swa != UNMAPPED
-    target = look_up(state.swa.free, jnp.maximum(state.full_to_swa, 0), True)
-    return jnp.all(~has | (~state.full.free & ~target))
+    target = holders_of(state.swa, jnp.maximum(state.full_to_swa, 0))
+    return jnp.all(~has | ((state.full.holders > 0) & (target > 0)))
 
 
 def _one_to_one(state: AllocatorState) -> jax.Array:
     """Law 8: no two full pages map to one SWA page (a pure SWA page maps to itself)."""
     has = state.full_to_swa != UNMAPPED
-    target = jnp.where(has, jnp.maximum(state.full_to_swa, 0), state.swa.free.shape[0])
-    count = jnp.zeros(state.swa.free.shape, jnp.int32).at[target].add(1, mode="drop")
+    target = jnp.where(has, jnp.maximum(state.full_to_swa, 0), state.swa.holders.shape[0])
+    count = jnp.zeros(state.swa.holders.shape, jnp.int32).at[target].add(1, mode="drop")
     ok = jnp.all(count <= 1)
     if state.config.pure_swa_pool:
         own = jnp.arange(state.full_to_swa.shape[0], dtype=jnp.int32)
@@ -168,6 +179,7 @@ def _scratch_clean(state: AllocatorState) -> jax.Array:
 LAWS: dict[str, Callable[[AllocatorState], jax.Array]] = {
     "padding_page": _padding_page,
     "one_owner": _one_owner,
+    "shares": _shares,
     "conservation": _conservation,
     "within_size": _within_size,
     "whole_pages": _whole_pages,
@@ -207,7 +219,7 @@ def step_invariants(
             same = same & jnp.array_equal(old, new)
     size = before.config.page_size
     page = page_of(grant.slots, size)
-    taken = look_up(after.full.free, page, True)
+    taken = ~is_held(after.full, page)
     counted = jnp.any(after.faults != before.faults)
     short = (grant.full_short > 0) | (grant.swa_short > 0)
     return {
@@ -265,7 +277,7 @@ def describe(state: AllocatorState, most: int = 8) -> str:
 def _pool_lines(state: AllocatorState, host: AllocatorState) -> list[str]:
     lines, away = [], [np.asarray(absent) for absent in absent_pages(state)]
     for (name, pool), absent in zip((("full", host.full), ("swa", host.swa)), away, strict=True):
-        size = pool.free.shape[0] - 1
+        size = pool.holders.shape[0] - 1
         released = int(np.sum(pool.free))
         text = f"{name}: {size} pages, {size - released} held, {released} released by the bitmap"
         text += f", {absent.sum()} absent" if absent.any() else ""
@@ -283,7 +295,7 @@ def _mapping_lines(host: AllocatorState, most: int) -> list[str]:
     mapping = np.asarray(host.full_to_swa)
     pages = np.flatnonzero(mapping)
     targets = mapping[pages]
-    known = (targets > 0) & (targets < host.swa.free.shape[0])
+    known = (targets > 0) & (targets < host.swa.holders.shape[0])
     dead = np.asarray(host.full.free)[pages] | ~known
     dead |= np.asarray(host.swa.free)[np.where(known, targets, 0)]
     values, counts = np.unique(targets, return_counts=True)

@@ -36,7 +36,9 @@ def absent_pages(allocator: AllocatorState) -> tuple[jax.Array, jax.Array]:
     """bool[F+1] and bool[S+1] pages that lie in blocks of the other pool."""
     layout, is_full = allocator.config.unified_layout, allocator.block_is_full
     if layout is None or is_full is None:
-        return jnp.zeros_like(allocator.full.free), jnp.zeros_like(allocator.swa.free)
+        return jnp.zeros(allocator.full.holders.shape, bool), jnp.zeros(
+            allocator.swa.holders.shape, bool
+        )
     return (
         jnp.pad(jnp.repeat(~is_full, layout.full_pages), (1, 0)),
         jnp.pad(jnp.repeat(is_full, layout.swa_pages), (1, 0)),

@@ -15,6 +15,7 @@ from swa_jax.kv_layers import check_layers
 from swa_jax.kv_rows import read_rows, write_rows
 from swa_jax.models.decoder.kv_pool import KVPool
 from swa_jax.paging import look_up
+from swa_jax.pool import is_held
 from swa_jax.state import PAD_PAGE, PAD_SLOT, UNMAPPED, AllocatorState
 
 
@@ -152,7 +153,7 @@ def _look(state: AllocatorState, firsts: jax.Array, length: jax.Array) -> _Found
     used = place * size < length
     page = _pages(state, firsts)
     misplaced = jax.lax.rem(firsts, size) != 0
-    held = (page > PAD_PAGE) & ~misplaced & ~look_up(state.full.free, page, True)
+    held = (page > PAD_PAGE) & ~misplaced & is_held(state.full, page)
     dead = used & (look_up(state.full_to_swa, page, UNMAPPED) == UNMAPPED)
     return _Found(
         held=held | ~used,

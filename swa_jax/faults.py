@@ -7,7 +7,7 @@ FAULT_KINDS = (
     "double_free",  # freeing a page that is free or pending already
     "out_of_range",  # an index that names no held page of the pool
     "unmapped",  # freeing the SWA side of a held page that has none
-    "still_mapped",  # free_full on a page whose SWA side is still there
+    "still_mapped",  # taking from a page what is still in use: its SWA side, or by other holders
     "nested_group",  # free_group_begin while a group is open
     "misaligned",  # a slot, length or row that does not stand where a page needs it
     "bad_length",  # negative or shrinking lengths, or more tokens than the call's capacity

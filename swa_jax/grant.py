@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.faults import add_faults
-from swa_jax.pool import mark, nowhere, take
+from swa_jax.pool import count_holders, nowhere, take
 from swa_jax.state import AllocatorState
 
 
@@ -137,7 +137,7 @@ def commit_grant(state: AllocatorState, plan: GrantPlan) -> tuple[AllocatorState
     keeps nothing of its last owner (law 7, public report B02).
     """
     if state.config.pure_swa_pool:
-        full = mark(state.full, plan.full_pages, released=False)
+        full = count_holders(state.full, plan.full_pages, jnp.int32(1))
     else:
         full = take(state.full, plan.full_pages, plan.num_full)
     after = replace(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.paging import first_places, look_up, offset_of, page_of
-from swa_jax.pool import nowhere
+from swa_jax.pool import holders_of, nowhere
 from swa_jax.state import UNMAPPED, AllocatorState
 
 
@@ -21,6 +21,7 @@ class LastPage:
     absent: jax.Array  # bool[B] pure SWA: the last token was kept nowhere, there is no page yet
     lost: jax.Array  # bool[B] counts out_of_range
     crooked: jax.Array  # bool[B] counts misaligned
+    shared: jax.Array  # bool[B] counts still_mapped
     scratch: jax.Array
 
 
@@ -32,6 +33,8 @@ def look_at_last_page(
     A row whose `last_loc` names no held page counts `out_of_range`. One that stands at another
     place of its page than its length says, or that goes on in the page of an earlier row (both
     would be handed the same slots: a copy of the last page was forgotten), counts `misaligned`.
+    One whose page others hold too counts `still_mapped`: it must get a page of its own first
+    (`copy_on_write`), or its token would overwrite theirs.
 
     Args:
       state: allocator before the call.
@@ -46,14 +49,15 @@ def look_at_last_page(
     if size == 1:  # a page of one token is never partly filled
         off = jnp.zeros_like(goes_on)
         nothing = jnp.full_like(last_loc, outside)
-        return LastPage(off, nothing, filled, off, off, off, off, state.scratch)
+        return LastPage(off, nothing, filled, off, off, off, off, off, state.scratch)
 
     end = jnp.int32(config.full_tokens + size)
     inside = goes_on & (last_loc >= jnp.int32(size)) & (last_loc < end)
     slot = jnp.where(inside, last_loc, 0)
     page = jnp.where(inside, page_of(slot, size), outside)
     has_swa = inside & (look_up(state.full_to_swa, page, UNMAPPED) != UNMAPPED)
-    held = inside & ~look_up(state.full.free, page, True)
+    holders = jnp.where(inside, holders_of(state.full, page), 0)
+    held = holders > 0
     absent = jnp.zeros_like(held)
     if config.pure_swa_pool:
         held = held & has_swa  # the one side there is must be live
@@ -62,6 +66,7 @@ def look_at_last_page(
     straight = held & (offset_of(slot, size) == filled - 1)
     page = jnp.where(straight, page, outside)
     first, _, scratch = first_places(state.scratch, page)
-    crooked = held & ~(straight & first)
+    shared = straight & (holders > 1)
+    crooked = held & ~(straight & first) & ~shared
     lost = goes_on & ~held & ~absent
-    return LastPage(goes_on, page, filled, has_swa, absent, lost, crooked, scratch)
+    return LastPage(goes_on, page, filled, has_swa, absent, lost, crooked, shared, scratch)

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.inputs import Ints, as_int32, check_lengths
 from swa_jax.paging import first_places, look_up, offset_of, page_of
-from swa_jax.plan_free import held_here, name_pages
-from swa_jax.pool import nowhere
-from swa_jax.state import NOBODY, PAD_SLOT, UNMAPPED, AllocatorState
+from swa_jax.plan_free import holders_here, name_pages, swa_side
+from swa_jax.pool import holders_of, nowhere
+from swa_jax.state import NOBODY, PAD_SLOT, UNMAPPED, AllocatorState, PagePool
 
 
 def translate_full_to_swa(state: AllocatorState, slots: Ints) -> jax.Array:
@@ -73,6 +73,7 @@ def set_full_to_swa_mapping(
       out_of_range: padding on one side only, a slot outside its pool, a page that is not held.
       misaligned: unequal offsets, or a place that contradicts the first one that names its full
         page or its SWA page.
+      still_mapped: a full or an SWA page that several hold: it is not one caller's to move.
 
     Raises:
       ValueError: in a pure SWA pool, where a page is its own SWA side.
@@ -87,12 +88,12 @@ def set_full_to_swa_mapping(
 
 
 def _held_pages(
-    slots: jax.Array, free: jax.Array, tokens: int, size: int
+    slots: jax.Array, pool: PagePool, tokens: int, size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """int32[T] page ids (0 where unusable) and bool[T] whether the slot lies in a held page."""
+    """int32[T] page ids (0 where unusable) and int32[T] how many hold the slot's page."""
     inside = (slots >= jnp.int32(size)) & (slots < jnp.int32(tokens + size))
     pages = page_of(jnp.where(inside, slots, PAD_SLOT), size)
-    return pages, inside & ~look_up(free, pages, True)
+    return pages, jnp.where(inside, holders_of(pool, pages), 0)
 
 
 def pair_pages(state: AllocatorState, full_slots: jax.Array, swa_slots: jax.Array) -> Pairs:
@@ -100,21 +101,27 @@ def pair_pages(state: AllocatorState, full_slots: jax.Array, swa_slots: jax.Arra
     config = state.config
     size = config.page_size
     no_full, no_swa = jnp.int32(nowhere(state.full)), jnp.int32(nowhere(state.swa))
-    full, full_held = _held_pages(full_slots, state.full.free, config.full_tokens, size)
-    swa, swa_held = _held_pages(swa_slots, state.swa.free, config.swa_tokens, size)
+    full, full_holders = _held_pages(full_slots, state.full, config.full_tokens, size)
+    swa, swa_holders = _held_pages(swa_slots, state.swa, config.swa_tokens, size)
     top = jnp.int32(size)
     unused = (full_slots >= 0) & (full_slots < top) & (swa_slots >= 0) & (swa_slots < top)
-    both = full_held & swa_held
+    both = (full_holders > 0) & (swa_holders > 0)
+    shared = both & ((full_holders > 1) | (swa_holders > 1))
+    both = both & ~shared
     straight = both & (offset_of(full_slots, size) == offset_of(swa_slots, size))
 
     named_full = jnp.where(straight, full, no_full)
     named_swa = jnp.where(straight, swa, no_swa)
     _, by_full, scratch = first_places(state.scratch, named_full)
-    by_swa = first_places(jnp.full(state.swa.free.shape, NOBODY, jnp.int32), named_swa)[1]
+    by_swa = first_places(jnp.full(state.swa.holders.shape, NOBODY, jnp.int32), named_swa)[1]
     agrees = straight
     agrees = agrees & (look_up(named_swa, by_full, 0) == named_swa)
     agrees = agrees & (look_up(named_full, by_swa, 0) == named_full)
-    faults = fault_counts(out_of_range=~both & ~unused, misaligned=both & ~agrees)
+    faults = fault_counts(
+        out_of_range=~both & ~shared & ~unused,
+        misaligned=both & ~agrees,
+        still_mapped=shared,
+    )
     joined_full = jnp.where(agrees, named_full, no_full)
     return Pairs(joined_full, jnp.where(agrees, named_swa, no_swa), faults, scratch)
 
@@ -123,7 +130,7 @@ def pair_pages(state: AllocatorState, full_slots: jax.Array, swa_slots: jax.Arra
 def _set(state: AllocatorState, full_slots: jax.Array, swa_slots: jax.Array) -> AllocatorState:
     pairs = pair_pages(state, full_slots, swa_slots)
     # Who owns each SWA page from now on: whoever else maps to it is unmapped.
-    owner = jnp.zeros(state.swa.free.shape, jnp.int32)
+    owner = jnp.zeros_like(state.swa.holders)
     owner = owner.at[pairs.swa_pages].set(pairs.full_pages, mode="drop")
     new_owner = look_up(owner, state.full_to_swa, 0)
     page = jnp.arange(state.full_to_swa.shape[0], dtype=jnp.int32)
@@ -150,6 +157,7 @@ def clear_full_to_swa_mapping(state: AllocatorState, full_slots: Ints) -> Alloca
     Refused, counted, and nothing else changed:
       double_free: a page that is not held, once a page.
       out_of_range: a slot below 0 or past the pool, once a place.
+      still_mapped: a mapped page that several hold, once a page.
 
     Raises:
       ValueError: in a pure SWA pool, where a page is its own SWA side.
@@ -163,9 +171,14 @@ def clear_full_to_swa_mapping(state: AllocatorState, full_slots: Ints) -> Alloca
 @jax.jit
 def _clear(state: AllocatorState, full_slots: jax.Array) -> AllocatorState:
     named = name_pages(state, full_slots)
-    held = held_here(state, named)
-    unmap = jnp.where(held, named.pages, jnp.int32(nowhere(state.full)))
-    faults = fault_counts(double_free=named.first & ~held, out_of_range=named.out_of_range)
+    holders = holders_here(state, named)
+    shared = (holders > 1) & (swa_side(state, named)[0] != UNMAPPED)
+    unmap = jnp.where((holders > 0) & ~shared, named.pages, jnp.int32(nowhere(state.full)))
+    faults = fault_counts(
+        double_free=named.first & (holders == 0),
+        out_of_range=named.out_of_range,
+        still_mapped=shared,
+    )
     return replace(
         state,
         full_to_swa=state.full_to_swa.at[unmap].set(UNMAPPED, mode="drop"),

@@ -22,10 +22,12 @@ def plan_decode(
     needs_page = grows & (~last.goes_on | last.absent)
     needs_swa = grows & ~last.has_swa
     # One pass counts everything: a decode step is made of such small things.
-    marks = jnp.stack([needs_page, needs_swa, bad, last.lost, last.crooked])
+    marks = jnp.stack([needs_page, needs_swa, bad, last.lost, last.crooked, last.shared])
     place, total = ranks(marks)
     (full_rank, swa_rank), (num_full, num_swa) = place[:2], total[:2]
-    faults = fault_counts(bad_length=total[2], out_of_range=total[3], misaligned=total[4])
+    faults = fault_counts(
+        bad_length=total[2], out_of_range=total[3], misaligned=total[4], still_mapped=total[5]
+    )
     verdict = judge(state, ~jnp.any(faults > 0), num_full, num_swa)
     swa_pages = peek(state.swa, swa_rank)
     # A pure SWA row that goes on has its one side already, so both ranks agree.

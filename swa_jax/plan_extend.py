@@ -164,7 +164,10 @@ def plan_extend(
     count = jnp.sum(rows.grow, dtype=jnp.int32)
     places = most_pieces(config, rows.grow.shape[0], capacity)
     pieces, num_full, num_swa = cut_pieces(config, rows, last_loc, places)
-    faults = fault_counts(bad_length=bad, out_of_range=rows.last.lost, misaligned=rows.last.crooked)
+    last = rows.last
+    faults = fault_counts(
+        bad_length=bad, out_of_range=last.lost, misaligned=last.crooked, still_mapped=last.shared
+    )
     faults = faults + fault_counts(bad_length=too_many)
     verdict = judge(state, ~jnp.any(faults > 0), num_full, num_swa)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.paging import first_places, look_up, offset_of, page_of
-from swa_jax.pool import give_back, mark, nowhere
+from swa_jax.pool import count_holders, give_back, holders_of, nowhere
 from swa_jax.state import UNMAPPED, AllocatorState
 
 
@@ -17,6 +17,7 @@ class NamedPages:
 
     pages: jax.Array  # int32[T] full page ids; one past the end where a place names none
     first: jax.Array  # bool[T]
+    speaker: jax.Array  # int32[T] the first place that names this place's page; T for none
     out_of_range: jax.Array  # bool[T] places outside the pool
     misaligned: jax.Array  # bool[T] places of a segment that are not the first of their page
     scratch: jax.Array
@@ -24,10 +25,12 @@ class NamedPages:
 
 @dataclass(frozen=True)
 class FreePlan:
-    """Pages to release and mappings to clear. int32[T] each; one past the end means none."""
+    """Shares to give up and mappings to clear. int32[T] each; one past the end means none."""
 
     full_pages: jax.Array
+    full_left: jax.Array  # how many hold the full page afterwards; at 0 it is released
     swa_pages: jax.Array
+    swa_left: jax.Array  # likewise
     unmap: jax.Array  # full page ids
     faults: jax.Array  # int32[7] to add
     scratch: jax.Array
@@ -44,8 +47,8 @@ def name_pages(state: AllocatorState, slots: jax.Array, *, segment: bool = False
     odd = real & (offset_of(slots, size) != 0) if segment else jnp.zeros_like(real)
     named = real & ~odd
     pages = jnp.where(named, page_of(slots, size), jnp.int32(nowhere(state.full)))
-    first, _, scratch = first_places(state.scratch, pages)
-    return NamedPages(pages, first & named, ~inside, odd, scratch)
+    first, speaker, scratch = first_places(state.scratch, pages)
+    return NamedPages(pages, first & named, speaker, ~inside, odd, scratch)
 
 
 def _plan(
@@ -53,40 +56,50 @@ def _plan(
     named: NamedPages,
     *,
     full: jax.Array,
+    full_left: jax.Array,
     swa: jax.Array,
     swa_pages: jax.Array,
+    swa_left: jax.Array,
     unmap: jax.Array,
     faults: jax.Array,
 ) -> FreePlan:
     no_full, no_swa = jnp.int32(nowhere(state.full)), jnp.int32(nowhere(state.swa))
     return FreePlan(
         full_pages=jnp.where(full, named.pages, no_full),
+        full_left=full_left,
         swa_pages=jnp.where(swa, swa_pages, no_swa),
+        swa_left=swa_left,
         unmap=jnp.where(unmap, named.pages, no_full),
         faults=faults,
         scratch=named.scratch,
     )
 
 
-def held_here(state: AllocatorState, named: NamedPages) -> jax.Array:
-    """bool[T]: first places whose full page is held."""
-    return named.first & ~look_up(state.full.free, named.pages, True)
+def holders_here(state: AllocatorState, named: NamedPages) -> jax.Array:
+    """int32[T] how many hold the full page, at the first place that names it; 0 elsewhere."""
+    return jnp.where(named.first, holders_of(state.full, named.pages), 0)
 
 
 def swa_side(state: AllocatorState, named: NamedPages) -> tuple[jax.Array, jax.Array]:
-    """int32[T] SWA page of each named page (0 = none), and bool[T] that this page is held.
+    """int32[T] SWA page of each named page (0 = none), and int32[T] how many hold that page.
 
-    The bitmap is asked as well as the mapping: whatever the mapping says, a page that is
+    The count is asked as well as the mapping: whatever the mapping says, a page that is
     released already is never released again.
     """
     pages = look_up(state.full_to_swa, named.pages, UNMAPPED)
-    return pages, (pages != UNMAPPED) & ~look_up(state.swa.free, pages, True)
+    return pages, jnp.where(pages != UNMAPPED, holders_of(state.swa, pages), 0)
 
 
 def plan_free(state: AllocatorState, named: NamedPages) -> FreePlan:
-    """Both sides of every held page."""
-    held = held_here(state, named)
-    swa_pages, swa_held = swa_side(state, named)
+    """One share in both sides of every held page.
+
+    Who of several holders has left the window is not known here. So the SWA side is lowered only
+    as far as the full side goes: it may stay a little longer than needed, and is never taken from
+    under a holder who still reads it.
+    """
+    holders = holders_here(state, named)
+    held, full_left = holders > 0, jnp.maximum(holders - 1, 0)
+    swa_pages, swa_holders = swa_side(state, named)
     faults = fault_counts(
         double_free=named.first & ~held,
         out_of_range=named.out_of_range,
@@ -96,19 +109,33 @@ def plan_free(state: AllocatorState, named: NamedPages) -> FreePlan:
         state,
         named,
         full=held,
-        swa=held & swa_held,
+        full_left=full_left,
+        swa=held & (swa_holders > full_left),
         swa_pages=swa_pages,
-        unmap=held & (swa_pages != UNMAPPED),
+        swa_left=full_left,
+        unmap=(holders == 1) & (swa_pages != UNMAPPED),
         faults=faults,
     )
 
 
 def plan_free_swa(
-    state: AllocatorState, named: NamedPages, *, unmapped_is_fault: bool = True
+    state: AllocatorState,
+    named: NamedPages,
+    *,
+    unmapped_is_fault: bool = True,
+    each_place_a_holder: bool = False,
 ) -> FreePlan:
-    """The SWA side of every held page that has one."""
-    held = held_here(state, named)
-    swa_pages, swa_held = swa_side(state, named)
+    """One share in the SWA side of every held page that has one.
+
+    With `each_place_a_holder` a page that several places name loses as many shares: for calls in
+    which every place is another holder's, as it is row by row.
+    """
+    held = holders_here(state, named) > 0
+    swa_pages, swa_holders = swa_side(state, named)
+    leave = jnp.int32(1)
+    if each_place_a_holder:
+        leave = jnp.zeros_like(named.pages).at[named.speaker].add(1, mode="drop")
+    left = jnp.maximum(swa_holders - leave, 0)
     bare = held & (swa_pages == UNMAPPED)
     faults = fault_counts(
         double_free=named.first & ~held,
@@ -116,23 +143,25 @@ def plan_free_swa(
         misaligned=named.misaligned,
         unmapped=bare if unmapped_is_fault else jnp.int32(0),
     )
-    release = held & swa_held
     return _plan(
         state,
         named,
         full=jnp.zeros_like(held),
-        swa=release,
+        full_left=left,
+        swa=held & (swa_holders > 0),
         swa_pages=swa_pages,
-        unmap=held & ~bare,
+        swa_left=left,
+        unmap=held & ~bare & (left == 0),
         faults=faults,
     )
 
 
 def plan_free_full(state: AllocatorState, named: NamedPages) -> FreePlan:
-    """The full side of every held page whose SWA side is gone."""
-    held = held_here(state, named)
-    swa_pages, _ = swa_side(state, named)
-    mapped = held & (swa_pages != UNMAPPED)
+    """One share in the full side of every held page, where no holder of the SWA side loses his."""
+    holders = holders_here(state, named)
+    held = holders > 0
+    swa_pages, swa_holders = swa_side(state, named)
+    mapped = held & (swa_pages != UNMAPPED) & (jnp.maximum(swa_holders, 1) >= holders)
     faults = fault_counts(
         double_free=named.first & ~held,
         out_of_range=named.out_of_range,
@@ -140,7 +169,15 @@ def plan_free_full(state: AllocatorState, named: NamedPages) -> FreePlan:
     )
     none = jnp.zeros_like(held)
     return _plan(
-        state, named, full=held & ~mapped, swa=none, swa_pages=swa_pages, unmap=none, faults=faults
+        state,
+        named,
+        full=held & ~mapped,
+        full_left=holders - 1,
+        swa=none,
+        swa_pages=swa_pages,
+        swa_left=swa_holders,
+        unmap=none,
+        faults=faults,
     )
 
 
@@ -152,14 +189,15 @@ def plan_free_swa_as_of(
     Finding out whether any full page maps to an SWA page now takes one pass over the mapping:
     the only free whose cost follows the pool. The enqueue-time rule of `free_swa` needs none.
     """
-    held_then = held_here(owner, named)
+    held_then = holders_here(owner, named) > 0
     pages_then, _ = swa_side(owner, named)
     had = held_then & (pages_then != UNMAPPED)
-    mapped_now = jnp.zeros(state.swa.free.shape, bool)
+    mapped_now = jnp.zeros(state.swa.holders.shape, bool)
     mapped_now = mapped_now.at[state.full_to_swa].set(True, mode="drop")
     still_here = had & (look_up(state.full_to_swa, named.pages, UNMAPPED) == pages_then)
     nobodys = had & ~look_up(mapped_now, pages_then, True)
-    released = look_up(state.swa.free, pages_then, True)
+    holders = holders_of(state.swa, pages_then)
+    released, left = holders == 0, jnp.maximum(holders - 1, 0)
     faults = fault_counts(
         double_free=(named.first & ~held_then) | (had & released),
         out_of_range=named.out_of_range,
@@ -169,9 +207,11 @@ def plan_free_swa_as_of(
         state,
         named,
         full=jnp.zeros_like(had),
+        full_left=left,
         swa=(still_here | nobodys) & ~released,
         swa_pages=pages_then,
-        unmap=still_here,
+        swa_left=left,
+        unmap=still_here & (left == 0),
         faults=faults,
     )
 
@@ -198,9 +238,9 @@ def commit_free(
     """
     full = state.full
     if moves_full and state.config.pure_swa_pool:
-        full = mark(full, plan.full_pages, released=True)
+        full = count_holders(full, plan.full_pages, plan.full_left)
     elif moves_full:
-        full = give_back(full, plan.full_pages, defer)
+        full = give_back(full, plan.full_pages, plan.full_left, defer)
     after = replace(
         state, full=full, faults=add_faults(state.faults, plan.faults), scratch=plan.scratch
     )
@@ -208,6 +248,6 @@ def commit_free(
         return after
     return replace(
         after,
-        swa=give_back(state.swa, plan.swa_pages, defer),
+        swa=give_back(state.swa, plan.swa_pages, plan.swa_left, defer),
         full_to_swa=state.full_to_swa.at[plan.unmap].set(UNMAPPED, mode="drop"),
     )

@@ -16,7 +16,17 @@ from swa_jax.state import PAD_PAGE, PagePool
 
 def nowhere(pool: PagePool) -> int:
     """The page id that no write reaches."""
-    return pool.free.shape[0]
+    return pool.holders.shape[0]
+
+
+def is_held(pool: PagePool, pages: jax.Array) -> jax.Array:
+    """bool[...]: somebody holds the page. False for an id past the end."""
+    return holders_of(pool, pages) > 0
+
+
+def holders_of(pool: PagePool, pages: jax.Array) -> jax.Array:
+    """int32[...] how many hold each page, 0 for one that is released or past the end."""
+    return look_up(pool.holders, pages, 0)
 
 
 def _place(pool: PagePool, offset: jax.Array) -> jax.Array:
@@ -51,30 +61,33 @@ def take(pool: PagePool, pages: jax.Array, count: jax.Array) -> PagePool:
     advanced = _place(pool, jnp.minimum(count, jnp.int32(pool.ring.shape[0] - 1)))
     whole = count == jnp.int32(pool.ring.shape[0])  # all round: the head is where it was
     return replace(
-        mark(pool, pages, released=False),
+        count_holders(pool, pages, jnp.int32(1)),
         head=jnp.where(whole, pool.head, advanced),
         num_free=pool.num_free - count,
     )
 
 
-def mark(pool: PagePool, pages: jax.Array, *, released: bool) -> PagePool:
-    """Writes the bitmap alone (a pure SWA state's full side has nothing else)."""
-    return replace(pool, free=pool.free.at[pages].set(released, mode="drop"))
+def count_holders(pool: PagePool, pages: jax.Array, holders: jax.Array) -> PagePool:
+    """Writes the counts alone (a pure SWA state's full side has nothing else)."""
+    return replace(pool, holders=pool.holders.at[pages].set(holders, mode="drop"))
 
 
-def give_back(pool: PagePool, pages: jax.Array, defer: jax.Array | bool) -> PagePool:
-    """Releases held pages, each named once; places that name none hold `nowhere(pool)`.
+def give_back(
+    pool: PagePool, pages: jax.Array, left: jax.Array, defer: jax.Array | bool
+) -> PagePool:
+    """Lowers counts of held pages, each named once, and releases those that nobody holds now.
 
     With `defer` they join the pending places at the end of the ring. Without, they must be
     grantable before the pending ones, so as many pending pages as needed move behind them.
 
     Args:
       pool: before the call.
-      pages: int32[K] page ids.
+      pages: int32[K] page ids; `nowhere(pool)` where a place names none.
+      left: int32[K] how many hold each page afterwards.
       defer: bool[], queue for `free_group_end`.
     """
     size = pool.ring.shape[0]
-    marks = pages < jnp.int32(nowhere(pool))
+    marks = (pages < jnp.int32(nowhere(pool))) & (left == 0)
     ranks, count = rank(marks)
     waiting = pool.num_pending
     start = jnp.where(defer, pool.num_free + waiting, pool.num_free)
@@ -88,7 +101,7 @@ def give_back(pool: PagePool, pages: jax.Array, defer: jax.Array | bool) -> Page
     moved = look_up(pool.ring, source, PAD_PAGE)
 
     return replace(
-        mark(pool, pages, released=True),
+        count_holders(pool, pages, left),
         ring=pool.ring.at[jnp.concatenate([to, jnp.where(moves, target, outside)])].set(
             jnp.concatenate([pages, moved]), mode="drop"
         ),

@@ -183,8 +183,8 @@ def _first(marks: jax.Array, count: jax.Array) -> jax.Array:
 def _grantable(pool: PagePool) -> jax.Array:
     """bool[N+1] pages that the pool can grant."""
     used, offset = _used(pool)
-    page = jnp.where(used & (offset < pool.num_free), pool.ring, pool.free.shape[0])
-    return jnp.zeros_like(pool.free).at[page].set(True, mode="drop")
+    page = jnp.where(used & (offset < pool.num_free), pool.ring, pool.holders.shape[0])
+    return jnp.zeros(pool.holders.shape, bool).at[page].set(True, mode="drop")
 
 
 def _used(pool: PagePool) -> tuple[jax.Array, jax.Array]:

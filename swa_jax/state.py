@@ -21,7 +21,7 @@ NOBODY = 2**31 - 1  # value of `scratch` at rest
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["free", "ring", "head", "num_free", "num_pending"],
+    data_fields=["holders", "ring", "head", "num_free", "num_pending"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -32,11 +32,16 @@ class PagePool:
     `num_pending` are queued until `free_group_end`, the rest is unused.
     """
 
-    free: jax.Array  # bool[N+1] by page id; True: released (free or pending)
-    ring: jax.Array  # int32[N] page ids (a single unused place where the pool only has the bitmap)
+    holders: jax.Array  # int32[N+1] by page id: how many hold it; 0: released (free or pending)
+    ring: jax.Array  # int32[N] page ids (one unused place where the pool has its holders alone)
     head: jax.Array  # int32[] place of the next page to grant
     num_free: jax.Array  # int32[] pages
     num_pending: jax.Array  # int32[] pages
+
+    @property
+    def free(self) -> jax.Array:
+        """bool[N+1] by page id: released, that is free or pending. A pass over the pool."""
+        return self.holders == 0
 
 
 @functools.partial(
@@ -56,11 +61,11 @@ class PagePool:
 class AllocatorState:
     """Both pools and the mapping between them. Make one with `init`, never by hand.
 
-    A pure SWA state has one ring, that of `swa`; its `full` only remembers, by bitmap, which
-    pages their owner has not given back yet, and a live page maps to itself.
+    A pure SWA state has one ring, that of `swa`; its `full` only remembers which pages their
+    holders have not given back yet, and a live page maps to itself.
 
     With one budget for both pools, each block of it is the one pool's or the other's. To the other
-    its pages are *absent*: released by the bitmap and not in the ring, so that they are never
+    its pages are *absent*: held by nobody and not in the ring, so that they are never
     granted, and a slot that names one is as stale as any.
     """
 
@@ -76,10 +81,10 @@ class AllocatorState:
 
 def _new_pool(pages: int, *, with_ring: bool, first: int = 0, count: int | None = None) -> PagePool:
     """All of `pages` pages are free, or `count` of them from the one after `first` on."""
-    released = jnp.ones(pages + 1, bool).at[PAD_PAGE].set(False, mode="drop")
+    holders = jnp.zeros(pages + 1, jnp.int32).at[PAD_PAGE].set(1, mode="drop")
     ring = jnp.arange(1, pages + 1, dtype=jnp.int32) if with_ring else jnp.zeros(1, jnp.int32)
     count = (pages if count is None else count) if with_ring else 0
-    return PagePool(released, ring, jnp.int32(first), jnp.int32(count), jnp.int32(0))
+    return PagePool(holders, ring, jnp.int32(first), jnp.int32(count), jnp.int32(0))
 
 
 def init(config: PoolConfig) -> AllocatorState:
@@ -89,7 +94,7 @@ def init(config: PoolConfig) -> AllocatorState:
       config: the sizes of the pools.
 
     Returns:
-      `AllocatorState`, 13 bytes for a full page and 5 for an SWA page (`state_bytes`), and one for
+      `AllocatorState`, 16 bytes for a full page and 8 for an SWA page (`state_bytes`), and one for
       each block of a unified budget, which starts with about as many pages of either kind.
     """
     return _init(config)

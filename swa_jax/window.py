@@ -154,7 +154,7 @@ def _free_out_of_window(
     slots = table.at[rows, columns].get(mode="fill", fill_value=PAD_SLOT)
 
     named = name_pages(state, slots.reshape(-1))
-    plan = plan_free_swa(state, named, unmapped_is_fault=False)
+    plan = plan_free_swa(state, named, unmapped_is_fault=False, each_place_a_holder=True)
     after = commit_free(state, plan, defer=state.group_open, moves_full=False)
     row_faults = fault_counts(bad_length=short | wide, misaligned=odd)
     return replace(after, faults=add_faults(after.faults, row_faults)), new

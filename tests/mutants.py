@@ -64,7 +64,7 @@ def page_freed_again_for_each_token(patch: Patch) -> None:
         patch,
         (plan_free,),
         "swa_side",
-        lambda swa_side, *args: (swa_side(*args)[0], swa_side(*args)[0] != 0),
+        lambda swa_side, *args: (swa_side(*args)[0], jnp.minimum(swa_side(*args)[0], 1)),
     )
 
 
@@ -120,8 +120,8 @@ def refused_but_slots_handed_out(patch: Patch) -> None:
 
 
 def pages_handed_out_but_still_free(patch: Patch) -> None:
-    """The bitmap is forgotten: a second free of the old owner would be accepted."""
-    patch.setattr(pool, "mark", lambda pages_pool, pages, *, released: pages_pool)
+    """The holder is not written: a second free of the old owner would be accepted."""
+    patch.setattr(pool, "count_holders", lambda pages_pool, pages, holders: pages_pool)
 
 
 def two_rows_share_a_last_page(patch: Patch) -> None:
@@ -171,15 +171,12 @@ def padding_page_freed(patch: Patch) -> None:
 
 
 def double_free_accepted(patch: Patch) -> None:
-    patch.setattr(plan_free, "held_here", lambda state, named: named.first)
-    patch.setattr(
-        plan_free,
-        "swa_side",
-        lambda state, named: (
-            plan_free.look_up(state.full_to_swa, named.pages, 0),
-            plan_free.look_up(state.full_to_swa, named.pages, 0) != 0,
-        ),
-    )
+    def swa_side(state, named):
+        pages = plan_free.look_up(state.full_to_swa, named.pages, 0)
+        return pages, jnp.minimum(pages, 1)
+
+    patch.setattr(plan_free, "holders_here", lambda state, named: named.first.astype(jnp.int32))
+    patch.setattr(plan_free, "swa_side", swa_side)
 
 
 def mapping_not_cleared_on_free(patch: Patch) -> None:
@@ -194,7 +191,7 @@ def unmapped_page_frees_page_zero(patch: Patch) -> None:
 
     def outer(swa_side, state, named):
         pages, _ = swa_side(state, named)
-        return pages, ~plan_free.look_up(state.swa.free, pages, True)
+        return pages, plan_free.holders_of(state.swa, pages)
 
     wrap(patch, (plan_free,), "swa_side", outer)
 
@@ -204,7 +201,8 @@ def free_full_of_a_mapped_page(patch: Patch) -> None:
 
     def outer(plan_full, state, named):
         both = plan_free.plan_free(state, named)
-        return replace(plan_full(state, named), full_pages=both.full_pages)
+        plan = plan_full(state, named)
+        return replace(plan, full_pages=both.full_pages, full_left=both.full_left)
 
     wrap(patch, (free,), "plan_free_full", outer)
 
@@ -230,8 +228,8 @@ def scratch_left_dirty(patch: Patch) -> None:
 def pending_pages_overwritten(patch: Patch) -> None:
     """A free outside a group writes over what is queued behind the free pages."""
 
-    def outer(give_back, pages_pool, pages, defer):
-        after = give_back(replace(pages_pool, num_pending=jnp.int32(0)), pages, defer)
+    def outer(give_back, pages_pool, pages, left, defer):
+        after = give_back(replace(pages_pool, num_pending=jnp.int32(0)), pages, left, defer)
         return replace(after, num_pending=after.num_pending + pages_pool.num_pending)
 
     wrap(patch, (plan_free,), "give_back", outer)
@@ -243,7 +241,7 @@ def owner_does_not_ask_who_maps_now(patch: Patch) -> None:
     def outer(plan_as_of, state, owner, named):
         plan = plan_as_of(state, owner, named)
         pages, held = plan_free.swa_side(owner, named)
-        again = held & ~plan_free.look_up(state.swa.free, pages, True)
+        again = (held > 0) & (plan_free.holders_of(state.swa, pages) > 0)
         return replace(plan, swa_pages=jnp.where(again, pages, plan.swa_pages))
 
     wrap(patch, (free,), "plan_free_swa_as_of", outer)

@@ -20,10 +20,10 @@ def broken(change):
     [
         (lambda s: replace(s, faults=s.faults[:3]), "faults is int32.3., .* int32.7."),
         (
-            lambda s: replace(s, full=replace(s.full, free=s.full.free[:-1])),
-            "full.free is bool.16.",
+            lambda s: replace(s, full=replace(s.full, holders=s.full.holders[:-1])),
+            "full.holders is int32.16.",
         ),
-        (lambda s: replace(s, full=s.swa, swa=s.full), "full.free is bool.9."),
+        (lambda s: replace(s, full=s.swa, swa=s.full), "full.holders is int32.9."),
         (lambda s: replace(s, group_open=jnp.int32(0)), "group_open is int32"),
         (lambda s: replace(s, full=replace(s.full, num_free=s.full.num_free[None])), "num_free is"),
         (lambda s: replace(s, config=swa.PoolConfig(128, 32, 4, 8)), "its configuration makes"),
@@ -38,9 +38,9 @@ def test_a_state_of_the_wrong_build_is_named(change, words):
 def test_a_batch_of_states_is_checked_entry_by_entry():
     states = jax.vmap(lambda _: swa.init(CONFIG))(jnp.arange(3))
     swa.check(states)
-    free = states.full.free.at[1, 5].set(False, mode="drop")
+    holders = states.full.holders.at[1, 5].set(1, mode="drop")
     with pytest.raises(swa.InvariantError, match=r"one_owner.*pages \[5\]"):
-        swa.check(replace(states, full=replace(states.full, free=free)))
+        swa.check(replace(states, full=replace(states.full, holders=holders)))
 
 
 @pytest.mark.parametrize("window", [2**31, 2**40])

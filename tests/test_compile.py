@@ -174,7 +174,7 @@ def test_a_donated_state_is_gone_and_a_snapshot_is_not():
     state = swa.init(CONFIGS["hybrid"])
     kept = swa.snapshot(state)
     after, _ = jax.jit(lambda s: swa.alloc(s, 16, capacity=16), donate_argnums=0)(state)
-    assert state.full.free.is_deleted()
+    assert state.full.holders.is_deleted()
     with pytest.raises((RuntimeError, ValueError), match=r"deleted|donated"):
         swa.full_available_size(state).block_until_ready()
     assert int(swa.full_available_size(kept)) == 4096

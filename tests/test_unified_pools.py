@@ -284,7 +284,7 @@ def whole_blocks_are_opened_first(patch):
         made = right(pool, free, pages)
         place = jnp.arange(made.ring.shape[0], dtype=jnp.int32)
         return type(made)(
-            made.free,
+            made.holders,
             jnp.where(place < made.num_free, jnp.flip(made.ring), made.ring),
             made.head,
             made.num_free,

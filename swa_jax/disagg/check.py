@@ -18,6 +18,7 @@ from swa_jax.disagg.inbox import (
 )
 from swa_jax.inputs import as_int32
 from swa_jax.paging import look_up, page_of
+from swa_jax.pool import is_held, nowhere
 from swa_jax.prefix_cache import PrefixCache
 from swa_jax.prefix_cache.receipts import standing
 from swa_jax.state import UNMAPPED, AllocatorState
@@ -78,15 +79,15 @@ def _invariants(
 
 def _reserved_is_held(sides: _Sides) -> jax.Array:
     """A reservation's own pages are held, with their SWA side where and only where it is due."""
-    held = ~look_up(sides.state.full.free, sides.pages, True)
+    held = is_held(sides.state.full, sides.pages)
     swa = look_up(sides.state.full_to_swa, sides.pages, UNMAPPED)
-    live = (swa != UNMAPPED) & ~look_up(sides.state.swa.free, swa, True)
+    live = (swa != UNMAPPED) & is_held(sides.state.swa, swa)
     return jnp.all(~sides.full | (held & (sides.pages > 0) & (live == sides.swa)))
 
 
 def _one_reservation(sides: _Sides) -> jax.Array:
     """No page is the own of two reservations, or of one and of the tree."""
-    outside = sides.state.full.free.shape[0]
+    outside = nowhere(sides.state.full)
     page = jnp.where(sides.full, sides.pages, outside).reshape(-1)
     named = jnp.zeros(outside, jnp.int32).at[page].add(1, mode="drop")
     if sides.cache is not None:

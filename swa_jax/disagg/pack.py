@@ -17,6 +17,7 @@ from swa_jax.kv_rows import read_rows
 from swa_jax.mapping import translate_full_to_swa
 from swa_jax.models.decoder.kv_pool import KVPool
 from swa_jax.paging import look_up, offset_of, page_of
+from swa_jax.pool import is_held
 from swa_jax.state import PAD_SLOT, AllocatorState
 
 
@@ -163,7 +164,7 @@ def _held_slots(state: AllocatorState, slots: jax.Array) -> jax.Array:
         slots < jnp.int32(config.full_tokens + config.page_size)
     )
     page = page_of(jnp.where(inside, slots, PAD_SLOT), config.page_size)
-    held = inside & ~look_up(state.full.free, page, True)
+    held = inside & is_held(state.full, page)
     return jnp.where(held, slots, PAD_SLOT)
 
 

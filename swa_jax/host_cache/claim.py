@@ -18,7 +18,7 @@ from swa_jax.faults import zero_faults
 from swa_jax.grant import GrantPlan, commit_grant, judge, make_plan
 from swa_jax.only_if import only_if
 from swa_jax.paging import look_up, page_of
-from swa_jax.pool import peek
+from swa_jax.pool import nowhere, peek
 from swa_jax.prefix_cache.evict_lacking import evict_lacking
 from swa_jax.prefix_cache.find import Chain, find_chain
 from swa_jax.prefix_cache.insert import insert
@@ -126,7 +126,9 @@ def claim(
 
     plan = _plan(state, chain, new, lacks, ok)
     state, grant = commit_grant(state, plan)
-    nodes = jnp.where(plan.full_pages < state.full.free.shape[0], plan.full_pages, chain.nodes)
+    nodes = jnp.where(
+        plan.full_pages < jnp.int32(nowhere(state.full)), plan.full_pages, chain.nodes
+    )
     node = jnp.where(grant.ok, look_up(nodes, jnp.maximum(pages - 1, 0), 0), 0)
     cache, state = _insert(cache, state, tokens, namespace, pages, nodes, grant.ok)
     return (

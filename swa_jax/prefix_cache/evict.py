@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from swa_jax.inputs import as_int32
 from swa_jax.paging import look_up, pages_for
 from swa_jax.plan_free import FreePlan, commit_free
-from swa_jax.pool import nowhere
+from swa_jax.pool import holders_of, nowhere
 from swa_jax.prefix_cache.arguments import check_pair
 from swa_jax.prefix_cache.policy import leaving_order
 from swa_jax.prefix_cache.select import least_k, over_subtrees
@@ -60,8 +60,9 @@ def evict(
       swa_tokens: int32[] SWA tokens wanted, those of the full pages that leave included.
 
     Returns:
-      The cache, the allocator, and `Evicted`: less than wanted where the rest is locked, more
-      where a page drew others with it. In an open free group the pages are queued.
+      The cache, the allocator, and `Evicted`: less than wanted where the rest is locked or held by
+      others too (`share`), more where a page drew others with it. In an open free group the
+      pages are queued.
 
     Rules R9 to R11; public reports B39, B44, B46.
     """
@@ -89,7 +90,8 @@ def _evict(
     goes = dangling | least_k(unlocked & ~dangling, (*order, depth_last, ids), full_pages)
     swa_pages = pages_for(jnp.maximum(swa_tokens, 0), size)
     swa_pages = swa_pages - jnp.sum(goes & live, dtype=jnp.int32)
-    loses = live & ~goes & (cache.swa_locks == 0)
+    # A page that a request holds beside the tree has nothing to give on its SWA side.
+    loses = live & ~goes & (cache.swa_locks == 0) & (state.full.holders == 1)
     if cache.config.pool.pure_swa_pool:  # there is no page without its SWA side: leaves go whole
         more = least_k(unlocked & ~goes, (*order, depth_last, ids), swa_pages)
         goes, loses = goes | more, jnp.zeros_like(loses)
@@ -152,6 +154,7 @@ def _commit(
         above = jnp.where(whole, look_up(cache.parent, page, 0), gone.shape[0])
         return state, table, children.at[above].add(-1, mode="drop"), done + width
 
+    alone = state.full.holders == 1  # what others hold too leaves the tree and stays theirs
     start = (state, cache.table, cache.children, jnp.int32(0))
     state, table, children, _ = jax.lax.while_loop(lambda c: c[3] < count, block, start)
     went = jnp.sum(gone, dtype=jnp.int32)
@@ -163,8 +166,8 @@ def _commit(
         num_deleted=cache.num_deleted + went,
     )
     size = jnp.int32(cache.config.pool.page_size)
-    lost = jnp.sum(swa_gone, dtype=jnp.int32)
-    return lay_out_when_worn(cache), state, Evicted(went * size, lost * size)
+    full, swa = (jnp.sum(pages & alone, dtype=jnp.int32) for pages in (gone, swa_gone))
+    return lay_out_when_worn(cache), state, Evicted(full * size, swa * size)
 
 
 def _release(
@@ -173,11 +176,17 @@ def _release(
     """Frees int32[K] pages: both sides where `whole`, the SWA side where `swa_side`."""
     no_full, no_swa = jnp.int32(nowhere(state.full)), jnp.int32(nowhere(state.swa))
     swa = look_up(state.full_to_swa, page, UNMAPPED)
-    held = swa_side & ~look_up(state.swa.free, swa, True)
+    holders, swa_holders = holders_of(state.full, page), holders_of(state.swa, swa)
+    left = jnp.maximum(holders - 1, 0)
+    # What others hold too is lowered as far as the full side goes, as `free` does.
+    swa_left = jnp.minimum(jnp.where(whole, left, 0), swa_holders)
+    last = swa_side & (swa_left == 0)
     plan = FreePlan(
-        full_pages=jnp.where(whole & ~look_up(state.full.free, page, True), page, no_full),
-        swa_pages=jnp.where(held, swa, no_swa),
-        unmap=jnp.where(swa != UNMAPPED, page, no_full),
+        full_pages=jnp.where(whole & (holders > 0), page, no_full),
+        full_left=left,
+        swa_pages=jnp.where(swa_side & (swa_holders > swa_left), swa, no_swa),
+        swa_left=swa_left,
+        unmap=jnp.where((last | (whole & (left == 0))) & (swa != UNMAPPED), page, no_full),
         faults=jnp.zeros_like(state.faults),
         scratch=state.scratch,
     )

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from swa_jax.free import free
 from swa_jax.inputs import Ints, as_int32, check_lengths
 from swa_jax.paging import first_places, look_up, offset_of, page_of
+from swa_jax.pool import is_held, nowhere
 from swa_jax.prefix_cache.arguments import check_pair
 from swa_jax.prefix_cache.find import Chain, find_chain
 from swa_jax.prefix_cache.keys import Keys, at_least, cut_pages
@@ -124,7 +125,7 @@ def _insert(
 def _read_own(cache: PrefixCache, state: AllocatorState, slots: jax.Array, keys: Keys) -> _Own:
     config = cache.config.pool
     size, count = config.page_size, keys.hash.shape[0]
-    outside = state.full.free.shape[0]
+    outside = nowhere(state.full)
     slot = at_least(size, slots)[: count * size : size]
     inside = (slot >= jnp.int32(size)) & (slot < jnp.int32(config.full_tokens + size))
     place = jnp.arange(count, dtype=jnp.int32)
@@ -132,7 +133,7 @@ def _read_own(cache: PrefixCache, state: AllocatorState, slots: jax.Array, keys:
     named = named & (offset_of(jnp.where(inside, slot, 0), size) == 0)
     page = jnp.where(named, page_of(jnp.where(named, slot, 0), size), outside)
     first, _, scratch = first_places(state.scratch, page)
-    held = ~look_up(state.full.free, page, True)
+    held = is_held(state.full, page)
     usable = named & first & held & ~look_up(cache.in_tree, page, True)
     live = look_up(state.full_to_swa, page, UNMAPPED) != UNMAPPED
     if config.pure_swa_pool:  # a page that left its window is nobody's
@@ -153,7 +154,7 @@ def _new_length(chain: Chain, keys: Keys, own: _Own) -> jax.Array:
 def _give_up_copies(state: AllocatorState, chain: Chain, own: _Own) -> AllocatorState:
     """Frees the caller's copies of cached pages; tombstones keep the copies' SWA pages."""
     size = jnp.int32(state.config.page_size)
-    outside = state.full.free.shape[0]
+    outside = nowhere(state.full)
     place = jnp.arange(chain.nodes.shape[0], dtype=jnp.int32)
     copy = own.usable & (place < chain.count)
     node_swa = look_up(state.full_to_swa, chain.nodes, UNMAPPED)

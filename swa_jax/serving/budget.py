@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from swa_jax.counts import held_pages
 from swa_jax.only_if import only_if
 from swa_jax.paging import page_of, pages_for
+from swa_jax.pool import nowhere
 from swa_jax.prefix_cache import PrefixCache
 from swa_jax.prefix_cache.evict_lacking import evict_lacking
 from swa_jax.rebalance import blocks_lacking, most_of_both, rebalance, room_of
@@ -111,7 +112,7 @@ def _evictable(cache: PrefixCache, state: AllocatorState) -> tuple[jax.Array, ja
     """bool[F+1] and bool[S+1] pages of the tree that no lock holds."""
     full = cache.in_tree & (cache.full_locks == 0)
     live = cache.in_tree & (cache.swa_locks == 0) & (state.full_to_swa != UNMAPPED)
-    page = jnp.where(live, state.full_to_swa, state.swa.free.shape[0])
+    page = jnp.where(live, state.full_to_swa, nowhere(state.swa))
     return full, jnp.zeros_like(state.swa.free).at[page].set(True, mode="drop")
 
 

@@ -1,0 +1,222 @@
+"""Pages under a count: one sequence becomes several without copying what they have in common.
+
+Beam search, parallel samples and forks of a session start from one text. Its pages are held by
+each of them (law 3 with counts): every holder frees them as if they were its own, and the last one
+to do so releases them.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from swa_jax.faults import add_faults, fault_counts
+from swa_jax.grant import commit_grant, judge, make_plan
+from swa_jax.inputs import Ints, as_bool, as_int32, check_rows
+from swa_jax.paging import look_up, offset_of
+from swa_jax.plan_free import NamedPages, holders_here, name_pages, swa_side
+from swa_jax.pool import count_holders, holders_of, nowhere, peek
+from swa_jax.rank import rank
+from swa_jax.state import PAD_SLOT, UNMAPPED, AllocatorState
+
+_MOST = 2**31 - 1
+
+
+def share(state: AllocatorState, slots: Ints) -> AllocatorState:
+    """Adds one holder to the page of every slot, and to its SWA page where it has one.
+
+    Call it once for each new holder, with the slots of the text that it takes over. From then on
+    `free`, `free_swa` and `free_full` give up one share at a time: a page is released, and its
+    mapping cleared, when nobody holds it any more. A page counts once in a call, so one call is
+    one holder: for several, use one call each (`lax.scan` over rows is one program). A partly
+    filled last page can be read by all and written by none until `copy_on_write` has given the
+    writer its own.
+
+    What a request stands on in a prefix cache is held there by its lock and needs no share. The
+    tree is a holder like any other: what it takes over with `insert` is the share of that request.
+
+    Args:
+      state: allocator before the call.
+      slots: int32[T] full slots; 0 (any slot of the padding page) in unused places.
+
+    Returns:
+      The allocator after the call. Available sizes are as before.
+
+    Refused, counted, and nothing else changed:
+      double_free: a page that is not held, once a page.
+      out_of_range: a slot below 0 or past the pool, once a place.
+      bad_length: a page with 2^31 - 1 holders, once a page.
+
+    Law 3; reference counts as in vLLM's block pool (`ref_cnt`) and Levanter's page table.
+    """
+    return _share(state, as_int32("slots", slots, 1))
+
+
+@jax.jit
+def _share(state: AllocatorState, slots: jax.Array) -> AllocatorState:
+    named = name_pages(state, slots)
+    holders = holders_here(state, named)
+    swa_pages, swa_holders = swa_side(state, named)
+    most = jnp.int32(_MOST)
+    shares = (holders > 0) & (holders < most)
+    full = jnp.where(shares, named.pages, jnp.int32(nowhere(state.full)))
+    swa = jnp.where(shares & (swa_holders > 0), swa_pages, jnp.int32(nowhere(state.swa)))
+    faults = fault_counts(
+        double_free=named.first & (holders == 0),
+        out_of_range=named.out_of_range,
+        bad_length=holders == most,
+    )
+    return replace(
+        state,
+        full=count_holders(state.full, full, jnp.minimum(holders, most - 1) + 1),
+        swa=count_holders(state.swa, swa, jnp.minimum(swa_holders, most - 1) + 1),
+        faults=add_faults(state.faults, faults),
+        scratch=named.scratch,
+    )
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["source", "target", "last_loc", "ok", "full_short", "swa_short"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class PageCopies:
+    """KV that a `copy_on_write` leaves to its caller to copy, and where each row goes on."""
+
+    source: jax.Array  # int32[B, P] full slots to read, 0 where nothing is copied
+    target: jax.Array  # int32[B, P] full slots to write, 0 likewise
+    last_loc: jax.Array  # int32[B] full slot of each row's last token: its own page's from now on
+    ok: jax.Array  # bool[]
+    full_short: jax.Array  # int32[] full pages missing, 0 where granted
+    swa_short: jax.Array  # int32[] SWA pages missing, likewise
+
+
+def copy_on_write(
+    state: AllocatorState,
+    seq_lens: Ints,
+    last_loc: Ints,
+    active: ArrayLike | list[bool] | None = None,
+) -> tuple[AllocatorState, PageCopies]:
+    """Gives every row that would write into a shared page a page of its own, or none of them.
+
+    A row's last page is copied where it is partly filled and others hold it too; the row's share
+    in the old page goes over to the new one. Of rows of this call that are the only holders of a
+    page the last one keeps it. To be called before `alloc_decode` or `alloc_extend`, which refuse
+    rows that stand in a shared page. The caller copies the KV, layer by layer, from `source` to
+    `target` (SWA layers: the same slots through `translate_full_to_swa`, before and after being
+    the same for `source`, whose page lives on), and puts the new page into its table.
+
+    Args:
+      state: allocator before the call.
+      seq_lens: int32[B] tokens that each row holds.
+      last_loc: int32[B] full slot of token `seq_lens - 1`, -1 where there is none.
+      active: bool[B] rows that take part, all by default.
+
+    Returns:
+      The allocator after the call, and `PageCopies`. Where no page is shared nothing changes and
+      `last_loc` comes back as it was.
+
+    Refused (`ok` False, the state bit for bit as it was but for the counters):
+      too few free pages in a pool: `full_short` / `swa_short` say how many are missing.
+      bad_length: a length below 0, once a row.
+      out_of_range: a `last_loc` that names no held page, where the last page is partly filled.
+      misaligned: a `last_loc` at another place of its page than the length says, once a row.
+
+    Laws 2, 3 and 7.
+    """
+    lens, last = as_int32("seq_lens", seq_lens, 1), as_int32("last_loc", last_loc, 1)
+    check_rows(seq_lens=lens, last_loc=last)
+    rows = jnp.ones(lens.shape, bool) if active is None else as_bool("active", active)
+    check_rows(seq_lens=lens, active=rows)
+    return _copy_on_write(state, lens, last, rows)
+
+
+@jax.jit
+def _copy_on_write(
+    state: AllocatorState, seq_lens: jax.Array, last_loc: jax.Array, active: jax.Array
+) -> tuple[AllocatorState, PageCopies]:
+    size = state.config.page_size
+    bad = active & (seq_lens < 0)
+    filled = offset_of(jnp.where(active & ~bad, seq_lens, 0), size)
+    part = filled > 0
+    slots = jnp.where(part, last_loc, PAD_SLOT)
+    named = name_pages(state, slots)
+    held = part & (holders_of(state.full, named.pages) > 0)
+    odd = held & (offset_of(jnp.maximum(slots, 0), size) != filled - 1)
+    faults = fault_counts(bad_length=bad, out_of_range=part & ~held, misaligned=odd)
+
+    # Of n rows in a page with n holders n - 1 copy: nobody else reads what the last one writes to.
+    asks = held & ~odd
+    before = _rows_before(named.pages, asks)
+    copies = asks & (holders_of(state.full, named.pages) - before > 1)
+    swa = look_up(state.full_to_swa, named.pages, UNMAPPED)
+    takes_swa = copies if state.config.pure_swa_pool else copies & (swa != UNMAPPED)
+    full_rank, num_full = rank(copies)
+    swa_rank, num_swa = rank(takes_swa)
+    verdict = judge(state, ~jnp.any(faults > 0), num_full, num_swa)
+    swa_pages = peek(state.swa, swa_rank)
+    pages = swa_pages if state.config.pure_swa_pool else peek(state.full, full_rank)
+    plan = make_plan(
+        state,
+        verdict,
+        slots=slots,
+        count=num_full,
+        new_pages=pages,
+        takes_full=copies,
+        swa_pages=swa_pages,
+        takes_swa=takes_swa,
+        map_pages=pages,
+        num_full=num_full,
+        num_swa=num_swa,
+        faults=faults,
+        scratch=named.scratch,
+    )
+    moved = copies & verdict.ok
+    state = _leave(state, named, moved)
+    state, grant = commit_grant(state, plan)
+    return state, PageCopies(
+        source=_tokens(named.pages, filled, moved, size),
+        target=_tokens(pages, filled, moved, size),
+        last_loc=jnp.where(moved, pages * jnp.int32(size) + filled - 1, last_loc),
+        ok=grant.ok,
+        full_short=grant.full_short,
+        swa_short=grant.swa_short,
+    )
+
+
+def _rows_before(page: jax.Array, marks: jax.Array) -> jax.Array:
+    """int32[B] marked rows above each row that stand in its page.
+
+    Counted by comparing pairs: batches are small, and a sort would take longer.
+    """
+    row = jnp.arange(page.shape[0], dtype=jnp.int32)
+    above = (row[None, :] < row[:, None]) & (page[:, None] == page[None, :]) & marks[None, :]
+    return jnp.sum(above, axis=1, dtype=jnp.int32)
+
+
+def _leave(state: AllocatorState, named: NamedPages, moved: jax.Array) -> AllocatorState:
+    """Takes the shares of rows that moved off their old pages, all of which others hold still.
+
+    As in `free`, the SWA side is lowered only as far as the full side goes.
+    """
+    leave = jnp.zeros_like(named.pages).at[named.speaker].add(moved.astype(jnp.int32), mode="drop")
+    full_left = holders_here(state, named) - leave
+    swa_pages, swa_holders = swa_side(state, named)
+    lowers = named.first & (leave > 0)
+    full = jnp.where(lowers, named.pages, jnp.int32(nowhere(state.full)))
+    swa = jnp.where(lowers & (swa_holders > full_left), swa_pages, jnp.int32(nowhere(state.swa)))
+    return replace(
+        state,
+        full=count_holders(state.full, full, full_left),
+        swa=count_holders(state.swa, swa, full_left),
+    )
+
+
+def _tokens(pages: jax.Array, filled: jax.Array, moved: jax.Array, size: int) -> jax.Array:
+    """int32[B, P] slots of the filled part of each page, 0 elsewhere."""
+    offset = jnp.arange(size, dtype=jnp.int32)
+    used = moved[:, None] & (offset[None, :] < filled[:, None])
+    return jnp.where(used, pages[:, None] * jnp.int32(size) + offset[None, :], PAD_SLOT)
