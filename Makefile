@@ -42,7 +42,7 @@ format: $(DEV) ## Rewrite the sources in the project's format
 bench: $(BENCH) ## Time each transition
 	$(BIN)/python -m benchmarks.transitions
 
-peers: $(PEERS) ## Install sglang's allocator, which the benchmarks compare with
+peers: $(PEERS) ## Install sglang's allocator, which tests and benchmarks compare with
 
 clean: ## Remove the environment, caches and build outputs
 	rm -rf $(VENV) build dist .benchmarks .hypothesis .pytest_cache .ruff_cache
@@ -76,7 +76,7 @@ $(BENCH): $(READY) pyproject.toml
 	@touch $@
 
 $(PEERS): $(READY) pyproject.toml
-	@echo "Installing the other allocators"
+	@echo "Installing sglang's allocator and what it imports"
 	@$(PIP) install -e '.[peers]'
 	@$(PIP) install --no-deps sglang==0.5.23
 	@touch $@

@@ -1,12 +1,8 @@
 """The allocators of today's engines on the host, driven as they are.
 
-* **sglang**: `SWATokenToKVPoolAllocator` of `sglang/srt/mem_cache/allocator/swa.py`, tensors on the
-  CPU, where the class takes its torch-native branch. Its own code, unchanged. One module is not
-  sglang's: `sglang.srt.mem_cache.base_swa_memory_pool`, the abstract base of the KV buffers. It
-  would import the model runner, and with it transformers and torchvision. The stand-in is an empty
-  base class, and `_KvPool` below translates slots as sglang's `SWAKVPool` does, by one gather.
-  Calls run in `torch.inference_mode`, as they do in sglang's scheduler, and on one thread, as
-  sglang sets for every device but the CPU; two threads were slower for the calls that take long.
+* **sglang**: `SWATokenToKVPoolAllocator` over an `SWAKVPool`, both its own code, unchanged, with
+  tensors on the CPU, where the class takes its torch-native branch. `benchmarks/sglang_classes.py`
+  says how it is imported and which two settings are made.
 * **sglang-jax**: `SWATokenToKVPoolAllocator` of `sgl_jax/srt/mem_cache/allocator.py`, NumPy. The
   release on PyPI (0.0.1.post1) has no such class, the repository
   https://github.com/sgl-project/sglang-jax has. Its KV pool is made without buffers. It is given
@@ -14,7 +10,7 @@
   `free_full`: its `free` of pages whose SWA side is gone does that.
 
 Neither is installed with swa_jax. The `peers` extra has what their imports need, far less than they
-require to run:
+require to run; `make peers` is the first two lines:
 
     pip install -e '.[peers]'
     pip install --no-deps sglang==0.5.23
@@ -22,17 +18,15 @@ require to run:
 """
 
 import importlib
-import sys
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
+from benchmarks.sglang_classes import load_sglang
 from benchmarks.side import Maker, Native, Side
 
-_POOL_MODULE = "sglang.srt.mem_cache.base_swa_memory_pool"
 _SEGMENTS = frozenset({"free_segment", "free_swa_segment"})
 
 
@@ -61,38 +55,12 @@ def _find(package: str, load: Callable[[], Maker]) -> Peer:
 
 
 def _load_sglang() -> Maker:
-    torch = importlib.import_module("torch")
-    if _POOL_MODULE not in sys.modules:
-        stand_in = types.ModuleType(_POOL_MODULE)
-        setattr(stand_in, "BaseSWAKVPool", _BaseKvPool)  # noqa: B010 (a module has no such field)
-        sys.modules[_POOL_MODULE] = stand_in
-    module = importlib.import_module("sglang.srt.mem_cache.allocator.swa")
-    torch.set_num_threads(1)
-    # Left on until the process ends: entering it for every call would cost every call.
-    torch.inference_mode().__enter__()
+    classes = load_sglang()
 
     def make(tokens: int, page_size: int) -> Side:
-        return SglangSide(torch, module.SWATokenToKVPoolAllocator, tokens, page_size)
+        return SglangSide(classes.torch, classes.new_allocator(tokens, tokens, page_size))
 
     return make
-
-
-class _BaseKvPool:
-    """Stand-in for sglang's abstract base of the same role."""
-
-    swa_req_ring_size = None
-
-
-class _KvPool(_BaseKvPool):
-    """A KV pool without buffers: it only translates slots."""
-
-    full_to_swa_index_mapping: Native = None
-
-    def register_mapping(self, mapping: Native) -> None:
-        self.full_to_swa_index_mapping = mapping
-
-    def translate_loc_from_full_to_swa(self, slots: Native) -> Native:
-        return self.full_to_swa_index_mapping[slots]
 
 
 class SglangSide:
@@ -102,14 +70,10 @@ class SglangSide:
     lacks: frozenset[str] = frozenset()
     pads = False
 
-    def __init__(self, torch: Native, allocator: Native, tokens: int, page_size: int) -> None:
-        """Both pools hold `tokens` tokens."""
+    def __init__(self, torch: Native, allocator: Native) -> None:
+        """Drives this allocator."""
         self._torch = torch
-        self._allocator = allocator(
-            tokens, tokens, page_size, torch.bfloat16, "cpu", _KvPool(), need_sort=False
-        )
-        for pool in (self._allocator.full_attn_allocator, self._allocator.swa_attn_allocator):
-            pool.use_triton_kernels = False  # True where a GPU is present; the tensors are here
+        self._allocator = allocator
 
     def native(self, values: np.ndarray) -> Native:
         """int64[N] on the CPU."""

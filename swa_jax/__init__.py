@@ -24,6 +24,7 @@ from swa_jax.mapping import (
 )
 from swa_jax.page_table import PageTables, WindowPageTables, page_tables, window_page_tables
 from swa_jax.rebalance import rebalance, unified_available
+from swa_jax.request_ring import RingGrant, ring_acquire, ring_release, ring_slots
 from swa_jax.share import PageCopies, copy_on_write, share
 from swa_jax.state import (
     AllocatorState,
@@ -50,6 +51,7 @@ __all__ = [
     "PagePool",
     "PageTables",
     "PoolConfig",
+    "RingGrant",
     "WindowPageTables",
     "alloc",
     "alloc_decode",
@@ -76,6 +78,9 @@ __all__ = [
     "invariants",
     "page_tables",
     "rebalance",
+    "ring_acquire",
+    "ring_release",
+    "ring_slots",
     "set_full_to_swa_mapping",
     "share",
     "snapshot",

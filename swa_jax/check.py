@@ -119,7 +119,7 @@ def _whole_pages(state: AllocatorState) -> jax.Array:
 
 
 def _group_queue(state: AllocatorState) -> jax.Array:
-    """Law 6: what is pending is settled: released by the bitmap, mapped by nobody."""
+    """Law 6: what is pending is settled: held by nobody, mapped by nobody."""
     mapped = _mapped(state)
     ok = jnp.ones((), bool)
     for pool in _rings(state):
@@ -149,6 +149,8 @@ def _no_stale_mapping(state: AllocatorState) -> jax.Array:
     """Laws 7 and 8: only held full pages map, and only to held SWA pages."""
     has = state.full_to_swa != UNMAPPED
     target = holders_of(state.swa, jnp.maximum(state.full_to_swa, 0))
+    if state.config.has_rings:  # a ring is its request's and no page's
+        return ~jnp.any(has)
     return jnp.all(~has | ((state.full.holders > 0) & (target > 0)))
 
 
@@ -279,14 +281,14 @@ def _pool_lines(state: AllocatorState, host: AllocatorState) -> list[str]:
     for (name, pool), absent in zip((("full", host.full), ("swa", host.swa)), away, strict=True):
         size = pool.holders.shape[0] - 1
         released = int(np.sum(pool.free))
-        text = f"{name}: {size} pages, {size - released} held, {released} released by the bitmap"
+        text = f"{name}: {size} pages, {size - released} held, {released} released"
         text += f", {absent.sum()} absent" if absent.any() else ""
         if not (state.config.pure_swa_pool and name == "full"):
             text += f", {int(pool.num_free)} free + {int(pool.num_pending)} pending in the ring"
             queued = np.asarray(_queued(getattr(state, name)))
             wrong = np.flatnonzero(queued != np.asarray(pool.free).astype(np.int32) - absent)
             if wrong.size:
-                text += f", ring and bitmap disagree on pages {wrong[:8].tolist()}"
+                text += f", ring and holders disagree on pages {wrong[:8].tolist()}"
         lines.append(text)
     return lines
 

@@ -36,6 +36,8 @@ class PoolConfig:
       unified_layout: set by `PoolConfig.unified`; both pools draw from one byte budget. The two
         sizes are then how far page ids go: what can be granted of one pool is what the other has
         not taken.
+      ring_tokens: set by `PoolConfig.request_ring`; the SWA side is no pages but a ring of so many
+        slots for each request.
 
     Raises:
       ValueError: a size that cannot work, with the size that would.
@@ -48,6 +50,7 @@ class PoolConfig:
     chunked: bool = dataclasses.field(default=False, kw_only=True)
     pure_swa_pool: bool = dataclasses.field(default=False, kw_only=True)
     unified_layout: UnifiedLayout | None = dataclasses.field(default=None, kw_only=True)
+    ring_tokens: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         page = _positive_int("page_size", self.page_size)
@@ -67,12 +70,14 @@ class PoolConfig:
                     "None is for models without a window"
                 )
             object.__setattr__(self, "sliding_window", window)
-            if self.unified_layout is None:
+            if self.unified_layout is None and self.ring_tokens is None:
                 self._check_one_window_fits()
         elif self.chunked:
             raise ValueError("chunked=True needs sliding_window, the chunk length in tokens")
         if self.unified_layout is not None:
             self._check_layout(self.unified_layout)
+        if self.ring_tokens is not None:
+            object.__setattr__(self, "ring_tokens", self._checked_ring(self.ring_tokens))
 
     def _checked_tokens(self, name: str, value: object) -> int:
         tokens, page = _positive_int(name, value), self.page_size
@@ -122,6 +127,66 @@ class PoolConfig:
                 f"hold one window of {self.sliding_window} tokens in both pools while its next "
                 f"page is filled; need at least {units * layout.unit_bytes} bytes ({need} blocks)"
             )
+
+    def _checked_ring(self, value: object) -> int:
+        """A ring is whole pages and holds a window and the next token; the rings fill the pool."""
+        ring, page = _positive_int("ring_tokens", value), self.page_size
+        window = self.sliding_window
+        if window is None or self.chunked or self.pure_swa_pool or self.unified_layout is not None:
+            raise ValueError(
+                "request rings are for a full pool beside a sliding window: they need "
+                "sliding_window, and go with neither chunked, a pure SWA pool nor one budget for "
+                f"both pools; got {self}"
+            )
+        if ring % page or ring <= window or self.swa_tokens % ring:
+            least = -(-(window + 1) // page) * page
+            raise ValueError(
+                f"ring_tokens must be a multiple of page_size={page} above the window of {window} "
+                f"tokens, {least} or more, and swa_tokens a multiple of it; got a ring of {ring} "
+                f"and {self.swa_tokens} SWA tokens: use PoolConfig.request_ring(full_tokens, "
+                "requests)"
+            )
+        return ring
+
+    @classmethod
+    def request_ring(
+        cls,
+        full_tokens: int,
+        requests: int,
+        *,
+        page_size: int = 1,
+        sliding_window: int,
+        extra_tokens: int = 0,
+    ) -> "PoolConfig":
+        """A paged full pool; the SWA side is one fixed ring of slots for each request.
+
+        Position p of a request lives at place p mod the ring. A step that writes t tokens at once
+        has from the W tokens before the first of them up to the last one live at the same time, so
+        a ring of fewer than W + t places would let a token overwrite one that is still read. It is
+        rounded up to whole pages, so that a page of tokens lies in one page of the ring and a
+        kernel can read it by pages. See `swa_jax.request_ring`.
+
+        Args:
+          full_tokens: slots for layers that attend to everything, a positive multiple of the page.
+          requests: rings, which is how many requests can run at once.
+          page_size: tokens in a page.
+          sliding_window: W, as everywhere: past tokens that stay live below the committed ones.
+          extra_tokens: tokens that one step writes beside the first: drafts that are verified, or
+            the rest of a chunk of prefill that is written before it is attended to.
+
+        Raises:
+          ValueError: a size that cannot work, with the size that would.
+        """
+        page, rings = _positive_int("page_size", page_size), _positive_int("requests", requests)
+        window = _positive_int("sliding_window", sliding_window)
+        extra = 0 if extra_tokens == 0 else _positive_int("extra_tokens", extra_tokens)
+        ring = -(-(window + 1 + extra) // page) * page
+        if rings * ring + page > MAX_SLOTS:
+            raise ValueError(
+                f"{rings} rings of {ring} tokens are more than 2^31 - 1 slots; the most for this "
+                f"ring is {(MAX_SLOTS - page) // ring} requests"
+            )
+        return cls(full_tokens, rings * ring, page, window, ring_tokens=ring)
 
     @classmethod
     def pure_swa(
@@ -210,10 +275,36 @@ class PoolConfig:
         return self.swa_tokens // self.page_size
 
     @property
+    def has_rings(self) -> bool:
+        """The SWA side is a ring for each request: no page is mapped."""
+        return self.ring_tokens is not None
+
+    @property
+    def swa_unit_tokens(self) -> int:
+        """Tokens in what the SWA pool grants: a page, or a ring."""
+        return self.page_size if self.ring_tokens is None else self.ring_tokens
+
+    @property
+    def swa_units(self) -> int:
+        """Pages or rings that the SWA pool grants: ids 1 .. swa_units."""
+        return self.swa_tokens // self.swa_unit_tokens
+
+    def needs_mapping(self, call: str) -> None:
+        """Raises ValueError where `call` asks for SWA sides of pages and there are only rings."""
+        if self.has_rings:
+            raise ValueError(
+                f"{call} needs full pages that are mapped to SWA pages: with request rings a "
+                "token's SWA slot follows from its request's ring and its position, see "
+                "swa_jax.ring_slots"
+            )
+
+    @property
     def min_swa_pages(self) -> int:
         """Fewest SWA pages with which one request can decode for ever."""
         if self.sliding_window is None:
             return 1
+        if self.ring_tokens is not None:
+            return self.ring_tokens // self.page_size
         window_pages = -(-self.sliding_window // self.page_size)
         # A chunk that ends on a page boundary is dropped whole before the next page is taken.
         spare = 0 if self.chunked and self.sliding_window % self.page_size == 0 else 1

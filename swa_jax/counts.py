@@ -10,7 +10,7 @@ def present_pages(allocator: AllocatorState) -> tuple[jax.Array, jax.Array]:
     """int32[] full and SWA pages that are the pool's own: all but those absent from it."""
     config, layout = allocator.config, allocator.config.unified_layout
     if layout is None or allocator.block_is_full is None:
-        return jnp.int32(config.full_pages), jnp.int32(config.swa_pages)
+        return jnp.int32(config.full_pages), jnp.int32(config.swa_units)
     blocks = jnp.sum(allocator.block_is_full, dtype=jnp.int32)
     others = jnp.int32(layout.blocks) - blocks
     return blocks * jnp.int32(layout.full_pages), others * jnp.int32(layout.swa_pages)

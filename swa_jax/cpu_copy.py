@@ -57,8 +57,9 @@ def get_cpu_copy(
 
     Raises:
       ValueError: KV that is not the allocator's, a length that the table has no pages for, a page
-        of it that is not held, or one that is there twice.
+        of it that is not held, or one that is there twice; a pool with request rings.
     """
+    state.config.needs_mapping("get_cpu_copy")
     check_layers(state.config, pools)
     firsts, count = _arguments(state, table, length)
     start = whole_number("swa_from", swa_from, 0)
@@ -97,8 +98,9 @@ def load_cpu_copy(
     Raises:
       ValueError: KV that is not the allocator's, or a copy that does not fit: other layers, more
         tokens than the table has pages, a page that is not held or is there twice, or one without
-        the SWA side that the copy has. Nothing is written.
+        the SWA side that the copy has; a pool with request rings. Nothing is written.
     """
+    state.config.needs_mapping("load_cpu_copy")
     firsts, count = _arguments(state, table, copy.length)
     begin = whole_number("start", start, 0, count)
     check_layers(state.config, pools)

@@ -32,7 +32,7 @@ def fault_counts(**counts: jax.Array) -> jax.Array:
         marks = jnp.stack([counts[kind] for kind in places])
         sums = jnp.sum(marks, axis=1, dtype=jnp.int32)
         totals.update({kind: sums[index] for index, kind in enumerate(places)})
-    scalars = counts.keys() - places
+    scalars = [kind for kind in counts if kind not in places]
     totals.update({kind: counts[kind].astype(jnp.int32) for kind in scalars})
     return jnp.stack(list(totals.values()))
 

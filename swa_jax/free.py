@@ -105,7 +105,7 @@ def free_swa(
 def _free_swa(state: AllocatorState, slots: jax.Array, segment: bool = False) -> AllocatorState:
     named = name_pages(state, slots, segment=segment)
     plan = plan_free_swa(state, named)
-    return commit_free(state, plan, defer=state.group_open, moves_full=False)
+    return commit_free(state, plan, defer=state.group_open, moves_full=state.config.pure_swa_pool)
 
 
 @jax.jit
@@ -113,7 +113,7 @@ def _free_swa_as_of(
     state: AllocatorState, slots: jax.Array, owner: AllocatorState
 ) -> AllocatorState:
     plan = plan_free_swa_as_of(state, owner, name_pages(state, slots))
-    return commit_free(state, plan, defer=state.group_open, moves_full=False)
+    return commit_free(state, plan, defer=state.group_open, moves_full=state.config.pure_swa_pool)
 
 
 def free_swa_segment(state: AllocatorState, slots: Ints) -> AllocatorState:
@@ -183,4 +183,4 @@ def free_swa_grouped(state: AllocatorState, slots: Ints) -> AllocatorState:
 @jax.jit
 def _free_swa_grouped(state: AllocatorState, slots: jax.Array) -> AllocatorState:
     plan = plan_free_swa(state, name_pages(state, slots))
-    return commit_free(state, plan, defer=jnp.ones((), bool), moves_full=False)
+    return commit_free(state, plan, defer=jnp.ones((), bool), moves_full=state.config.pure_swa_pool)

@@ -71,6 +71,8 @@ def judge(
 ) -> Verdict:
     """Asks both pools before either changes (law 2)."""
     swa_short = jnp.maximum(num_swa - state.swa.num_free, 0)
+    if state.config.has_rings:
+        swa_short = jnp.int32(0)
     if state.config.pure_swa_pool:  # one pool: what is missing is missing on both sides
         full_short = swa_short
     else:
@@ -109,6 +111,8 @@ def make_plan(
       map_pages: full page whose mapping this place decides, where it takes a page on any side.
     """
     ok, zero = verdict.ok, jnp.int32(0)
+    if state.config.has_rings:  # the SWA side is there since the request got its ring
+        takes_swa, num_swa = jnp.zeros_like(takes_swa), zero
     no_full, no_swa = jnp.int32(nowhere(state.full)), jnp.int32(nowhere(state.swa))
     takes_full, takes_swa = takes_full & ok, takes_swa & ok
     return GrantPlan(
@@ -140,11 +144,15 @@ def commit_grant(state: AllocatorState, plan: GrantPlan) -> tuple[AllocatorState
         full = count_holders(state.full, plan.full_pages, jnp.int32(1))
     else:
         full = take(state.full, plan.full_pages, plan.num_full)
+    swa, mapping = state.swa, state.full_to_swa
+    if not state.config.has_rings:
+        swa = take(swa, plan.swa_pages, plan.num_swa)
+        mapping = mapping.at[plan.map_pages].set(plan.map_values, mode="drop")
     after = replace(
         state,
         full=full,
-        swa=take(state.swa, plan.swa_pages, plan.num_swa),
-        full_to_swa=state.full_to_swa.at[plan.map_pages].set(plan.map_values, mode="drop"),
+        swa=swa,
+        full_to_swa=mapping,
         faults=add_faults(state.faults, plan.faults),
         scratch=plan.scratch,
     )

@@ -26,7 +26,11 @@ def translate_full_to_swa(state: AllocatorState, slots: Ints) -> jax.Array:
     Returns:
       int32 of the same shape: the SWA slot; 0 where the page has none, for padding and for slots
       outside the pool; -1 for -1 (no location).
+
+    Raises:
+      ValueError: a pool with request rings, where `ring_slots` says it.
     """
+    state.config.needs_mapping("translate_full_to_swa")
     return _translate(state, as_int32("slots", slots, None))
 
 
@@ -188,5 +192,6 @@ def _clear(state: AllocatorState, full_slots: jax.Array) -> AllocatorState:
 
 
 def _needs_two_pools(state: AllocatorState, call: str) -> None:
+    state.config.needs_mapping(call)
     if state.config.pure_swa_pool:
         raise ValueError(f"{call} needs two pools: in a pure SWA pool a page is its own SWA side")

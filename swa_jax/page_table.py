@@ -87,7 +87,11 @@ def page_tables(
 
     Returns:
       `PageTables`. A row with more tokens than the table is wide ends with the table.
+
+    Raises:
+      ValueError: a pool with request rings.
     """
+    state.config.needs_mapping("page_tables")
     return _page_tables(state, *_inputs(req_to_page_slot, kv_lens, q_lens))
 
 
@@ -120,7 +124,11 @@ def window_page_tables(
 
     Returns:
       `WindowPageTables`.
+
+    Raises:
+      ValueError: a pool with request rings, or no room for queries.
     """
+    state.config.needs_mapping("window_page_tables")
     if max_queries < 1:
         raise ValueError(f"max_queries must be at least 1, got {max_queries!r}")
     return _window_page_tables(state, *_inputs(req_to_page_slot, kv_lens, q_lens), max_queries)

@@ -118,6 +118,15 @@ def plan_free(state: AllocatorState, named: NamedPages) -> FreePlan:
     )
 
 
+def _both_at_once(state: AllocatorState, leaves: jax.Array) -> jax.Array:
+    """bool[T] full sides that are given up with the SWA side: in a pure SWA pool it is all one.
+
+    Whoever left his window there does not name the page again. The last one leaves the full side
+    as it is, as a lone holder does.
+    """
+    return leaves if state.config.pure_swa_pool else jnp.zeros_like(leaves)
+
+
 def plan_free_swa(
     state: AllocatorState,
     named: NamedPages,
@@ -137,6 +146,7 @@ def plan_free_swa(
         leave = jnp.zeros_like(named.pages).at[named.speaker].add(1, mode="drop")
     left = jnp.maximum(swa_holders - leave, 0)
     bare = held & (swa_pages == UNMAPPED)
+    unmapped_is_fault = unmapped_is_fault and not state.config.has_rings
     faults = fault_counts(
         double_free=named.first & ~held,
         out_of_range=named.out_of_range,
@@ -146,7 +156,7 @@ def plan_free_swa(
     return _plan(
         state,
         named,
-        full=jnp.zeros_like(held),
+        full=_both_at_once(state, held & (swa_holders > 0) & (left > 0)),
         full_left=left,
         swa=held & (swa_holders > 0),
         swa_pages=swa_pages,
@@ -201,12 +211,12 @@ def plan_free_swa_as_of(
     faults = fault_counts(
         double_free=(named.first & ~held_then) | (had & released),
         out_of_range=named.out_of_range,
-        unmapped=held_then & (pages_then == UNMAPPED),
+        unmapped=jnp.int32(0) if state.config.has_rings else held_then & (pages_then == UNMAPPED),
     )
     return _plan(
         state,
         named,
-        full=jnp.zeros_like(had),
+        full=_both_at_once(state, (still_here | nobodys) & (left > 0)),
         full_left=left,
         swa=(still_here | nobodys) & ~released,
         swa_pages=pages_then,
@@ -244,7 +254,7 @@ def commit_free(
     after = replace(
         state, full=full, faults=add_faults(state.faults, plan.faults), scratch=plan.scratch
     )
-    if not moves_swa:
+    if not moves_swa or state.config.has_rings:  # a ring goes back by a call of its own
         return after
     return replace(
         after,

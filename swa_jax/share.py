@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.grant import commit_grant, judge, make_plan
-from swa_jax.inputs import Ints, as_bool, as_int32, check_rows
+from swa_jax.inputs import Ints, as_bool, as_int32, check_lengths, check_rows
 from swa_jax.paging import look_up, offset_of
 from swa_jax.plan_free import NamedPages, holders_here, name_pages, swa_side
 from swa_jax.pool import count_holders, holders_of, nowhere, peek
@@ -24,7 +24,9 @@ from swa_jax.state import PAD_SLOT, UNMAPPED, AllocatorState
 _MOST = 2**31 - 1
 
 
-def share(state: AllocatorState, slots: Ints) -> AllocatorState:
+def share(
+    state: AllocatorState, slots: Ints, live: ArrayLike | list[bool] | None = None
+) -> AllocatorState:
     """Adds one holder to the page of every slot, and to its SWA page where it has one.
 
     Call it once for each new holder, with the slots of the text that it takes over. From then on
@@ -37,9 +39,16 @@ def share(state: AllocatorState, slots: Ints) -> AllocatorState:
     What a request stands on in a prefix cache is held there by its lock and needs no share. The
     tree is a holder like any other: what it takes over with `insert` is the share of that request.
 
+    A page behind the window of the one that is forked may still have its SWA side, for a third
+    who needs it longer. A new holder that begins with the other's `evicted_lens` takes no share in
+    it: say with `live` which places lie past that. In the end what was ever shared is given up
+    with `free`: `free_full` refuses a page whose SWA side was kept longer than needed.
+
     Args:
       state: allocator before the call.
       slots: int32[T] full slots; 0 (any slot of the padding page) in unused places.
+      live: bool[T] places whose SWA side is shared as well, where there is one; the first place
+        that names a page speaks for it. All by default.
 
     Returns:
       The allocator after the call. Available sizes are as before.
@@ -51,18 +60,24 @@ def share(state: AllocatorState, slots: Ints) -> AllocatorState:
 
     Law 3; reference counts as in vLLM's block pool (`ref_cnt`) and Levanter's page table.
     """
-    return _share(state, as_int32("slots", slots, 1))
+    places = as_int32("slots", slots, 1)
+    if live is None:
+        return _share(state, places, None)
+    marks = as_bool("live", live)
+    check_lengths(slots=places, live=marks)
+    return _share(state, places, marks)
 
 
 @jax.jit
-def _share(state: AllocatorState, slots: jax.Array) -> AllocatorState:
+def _share(state: AllocatorState, slots: jax.Array, live: jax.Array | None) -> AllocatorState:
     named = name_pages(state, slots)
     holders = holders_here(state, named)
     swa_pages, swa_holders = swa_side(state, named)
     most = jnp.int32(_MOST)
     shares = (holders > 0) & (holders < most)
     full = jnp.where(shares, named.pages, jnp.int32(nowhere(state.full)))
-    swa = jnp.where(shares & (swa_holders > 0), swa_pages, jnp.int32(nowhere(state.swa)))
+    both = shares if live is None else shares & live
+    swa = jnp.where(both & (swa_holders > 0), swa_pages, jnp.int32(nowhere(state.swa)))
     faults = fault_counts(
         double_free=named.first & (holders == 0),
         out_of_range=named.out_of_range,
@@ -144,15 +159,19 @@ def _copy_on_write(
     part = filled > 0
     slots = jnp.where(part, last_loc, PAD_SLOT)
     named = name_pages(state, slots)
+    swa = look_up(state.full_to_swa, named.pages, UNMAPPED)
     held = part & (holders_of(state.full, named.pages) > 0)
+    absent = jnp.zeros_like(held)
+    if state.config.pure_swa_pool:  # as in `look_at_last_page`
+        held = held & (swa != UNMAPPED)
+        absent = part & (slots >= 0) & (slots < jnp.int32(size))
     odd = held & (offset_of(jnp.maximum(slots, 0), size) != filled - 1)
-    faults = fault_counts(bad_length=bad, out_of_range=part & ~held, misaligned=odd)
+    faults = fault_counts(bad_length=bad, out_of_range=part & ~held & ~absent, misaligned=odd)
 
     # Of n rows in a page with n holders n - 1 copy: nobody else reads what the last one writes to.
     asks = held & ~odd
     before = _rows_before(named.pages, asks)
     copies = asks & (holders_of(state.full, named.pages) - before > 1)
-    swa = look_up(state.full_to_swa, named.pages, UNMAPPED)
     takes_swa = copies if state.config.pure_swa_pool else copies & (swa != UNMAPPED)
     full_rank, num_full = rank(copies)
     swa_rank, num_swa = rank(takes_swa)

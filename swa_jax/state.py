@@ -67,6 +67,9 @@ class AllocatorState:
     With one budget for both pools, each block of it is the one pool's or the other's. To the other
     its pages are *absent*: held by nobody and not in the ring, so that they are never
     granted, and a slot that names one is as stale as any.
+
+    With request rings (`PoolConfig.request_ring`) the S pages of `swa` are rings and nothing is
+    mapped.
     """
 
     full: PagePool
@@ -104,7 +107,7 @@ def _init(config: PoolConfig) -> AllocatorState:
     pages, layout, block_is_full = config.full_pages, config.unified_layout, None
     if layout is None:
         full = _new_pool(pages, with_ring=not config.pure_swa_pool)
-        of_swa = _new_pool(config.swa_pages, with_ring=True)
+        of_swa = _new_pool(config.swa_units, with_ring=True)
     else:
         blocks = layout.first_full_blocks
         full = _new_pool(pages, with_ring=True, count=blocks * layout.full_pages)
@@ -153,12 +156,21 @@ def full_available_size(state: AllocatorState) -> jax.Array:
 
 
 def swa_available_size(state: AllocatorState) -> jax.Array:
-    """int32[] tokens that the SWA pool can still grant (pages queued by a group excluded)."""
-    return state.swa.num_free * jnp.int32(state.config.page_size)
+    """int32[] tokens that the SWA pool can still grant (pages queued by a group excluded).
+
+    With request rings: the places of all free rings.
+    """
+    return state.swa.num_free * jnp.int32(state.config.swa_unit_tokens)
 
 
 def available_size(state: AllocatorState) -> jax.Array:
-    """int32[] tokens that both pools can still grant: the smaller of the two."""
+    """int32[] tokens that both pools can still grant: the smaller of the two.
+
+    With request rings: what the full pool can grant, since a ring is as long as it is however many
+    tokens pass through it.
+    """
+    if state.config.has_rings:
+        return full_available_size(state)
     return jnp.minimum(full_available_size(state), swa_available_size(state))
 
 

@@ -155,6 +155,6 @@ def _free_out_of_window(
 
     named = name_pages(state, slots.reshape(-1))
     plan = plan_free_swa(state, named, unmapped_is_fault=False, each_place_a_holder=True)
-    after = commit_free(state, plan, defer=state.group_open, moves_full=False)
+    after = commit_free(state, plan, defer=state.group_open, moves_full=state.config.pure_swa_pool)
     row_faults = fault_counts(bad_length=short | wide, misaligned=odd)
     return replace(after, faults=add_faults(after.faults, row_faults)), new

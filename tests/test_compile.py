@@ -47,6 +47,8 @@ CALLS = {
     ),
     "set_full_to_swa_mapping": (swa.set_full_to_swa_mapping, (ints(T), ints(T))),
     "clear_full_to_swa_mapping": (swa.clear_full_to_swa_mapping, (ints(T),)),
+    "share": (swa.share, (ints(T),)),
+    "copy_on_write": (swa.copy_on_write, (ints(B), ints(B))),
     "clear": (swa.clear, ()),
 }
 TWO_POOLS = {"set_full_to_swa_mapping", "clear_full_to_swa_mapping"}

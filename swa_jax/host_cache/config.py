@@ -47,8 +47,15 @@ class HostConfig:
         """A tier of this size under the pools of a device.
 
         Raises:
-          ValueError: a pool without full layers, where nothing older than a window is kept.
+          ValueError: a pool without full layers, where nothing older than a window is kept, or one
+            with request rings, which has no cached prefixes.
         """
+        if pool.has_rings:
+            raise ValueError(
+                "a pool with request rings has no prefix cache, since its SWA KV is one request's "
+                "and nobody else's: a host tier has nothing to keep for it; use "
+                "PoolConfig(full_tokens, swa_tokens, ...)"
+            )
         if pool.pure_swa_pool:
             raise ValueError(
                 "a pure SWA pool keeps no prefix longer than a window: a host tier has nothing to "

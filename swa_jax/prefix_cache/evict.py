@@ -178,8 +178,8 @@ def _release(
     swa = look_up(state.full_to_swa, page, UNMAPPED)
     holders, swa_holders = holders_of(state.full, page), holders_of(state.swa, swa)
     left = jnp.maximum(holders - 1, 0)
-    # What others hold too is lowered as far as the full side goes, as `free` does.
-    swa_left = jnp.minimum(jnp.where(whole, left, 0), swa_holders)
+    # A live node has a share of its own in the SWA side, whoever else has one.
+    swa_left = jnp.where(left == 0, 0, jnp.maximum(swa_holders - 1, 0))
     last = swa_side & (swa_left == 0)
     plan = FreePlan(
         full_pages=jnp.where(whole & (holders > 0), page, no_full),

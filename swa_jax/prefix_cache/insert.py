@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from swa_jax.faults import add_faults, fault_counts
 from swa_jax.free import free
 from swa_jax.inputs import Ints, as_int32, check_lengths
-from swa_jax.paging import first_places, look_up, offset_of, page_of
-from swa_jax.pool import is_held, nowhere
+from swa_jax.paging import first_places, look_up, offset_of, page_of, pages_for
+from swa_jax.pool import count_holders, holders_of, nowhere
 from swa_jax.prefix_cache.arguments import check_pair
 from swa_jax.prefix_cache.find import Chain, find_chain
 from swa_jax.prefix_cache.keys import Keys, at_least, cut_pages
@@ -39,9 +40,12 @@ class Inserted:
 class _Own:
     """The caller's pages, page by page of the prompt."""
 
-    pages: jax.Array  # int32[N] full page ids, one past the end where unusable
+    pages: jax.Array  # int32[N] full page ids, one past the end where neither usable nor shared
     usable: jax.Array  # bool[N] held, not in the tree, named by no earlier place
+    shared: jax.Array  # bool[N] in the tree, and by a share of the caller's its own as well
     live: jax.Array  # bool[N] has its SWA side
+    alone: jax.Array  # bool[N] nobody else holds it
+    faults: jax.Array  # int32[7]
     scratch: jax.Array
 
 
@@ -54,12 +58,17 @@ def insert(
     *,
     namespace: ArrayLike = 0,
     priority: ArrayLike = 0,
+    owned_from: ArrayLike | None = None,
 ) -> tuple[PrefixCache, AllocatorState, Inserted]:
     """Takes over the whole pages of a request, finished or not.
 
     Where a page's content is cached already, the caller's page is freed and the tree's is the
     one to use from here on; a tombstone gets the SWA page of the caller's copy first. Pages
     that are new become nodes, up to the last one that is live in SWA: a leaf is no tombstone.
+
+    Of a page that others hold too (`share`) the tree takes over the caller's share. Its SWA page
+    is theirs as well and does not move to a tombstone: the insert ends before a page where it
+    would have to. A new node that is live by the shares of others gets one of its own.
 
     Args:
       cache: the tree.
@@ -69,6 +78,10 @@ def insert(
       slots: int32[T] full slots of these tokens, those of an earlier match included.
       namespace: int32[] as for `match_prefix`.
       priority: int32[] for the "priority" policy: higher stays longer.
+      owned_from: int32[] tokens that stand on the tree's pages, held there by a lock; pages that
+        begin at or after it are the caller's own. Needed where forks of one request insert: the
+        second one's page may be the tree's by then, through the first one, and its share is given
+        up. None: a page that is in the tree already is taken for a matched one.
 
     Returns:
       The cache, the allocator and `Inserted`. An unfinished request goes on with
@@ -78,13 +91,18 @@ def insert(
     Not taken: pages from the first one on that is not held, is in the tree under another prefix,
     or comes twice.
 
+    Refused, counted, and nothing else changed:
+      double_free: a page at or after `owned_from` that nobody but the tree holds, once a page.
+
     Rules R8, R9 and R11; public reports B07, B24, B31, B40.
     """
     check_pair(cache, state)
     row, own = as_int32("tokens", tokens, 1), as_int32("slots", slots, 1)
     check_lengths(tokens=row, slots=own)
     count, space = as_int32("length", length, 0), as_int32("namespace", namespace, 0)
-    return _insert(cache, state, row, count, own, space, as_int32("priority", priority, 0))
+    rank = as_int32("priority", priority, 0)
+    start = None if owned_from is None else as_int32("owned_from", owned_from, 0)
+    return _insert(cache, state, row, count, own, space, rank, start)
 
 
 @jax.jit
@@ -96,13 +114,15 @@ def _insert(
     slots: jax.Array,
     namespace: jax.Array,
     priority: jax.Array,
+    owned_from: jax.Array | None,
 ) -> tuple[PrefixCache, AllocatorState, Inserted]:
     size = cache.config.pool.page_size
     keys = cut_pages(cache.config, tokens, length, namespace)
-    chain = find_chain(cache, keys)
-    own = _read_own(cache, state, slots, keys)
+    own = _read_own(cache, state, slots, keys, owned_from)
+    chain, keys = _end_before_shared(state, find_chain(cache, keys), keys, own)
     pages = _new_length(chain, keys, own)
     state = _give_up_copies(state, chain, own)
+    state = _take_shares(state, chain, own, pages)
     cache, nodes = _add_nodes(cache, keys, chain, own, pages)
     cache = note_use(cache, nodes, pages, hit=False)
     cache = _note_arrival(cache, nodes, chain.count, pages, priority)
@@ -122,7 +142,13 @@ def _insert(
     )
 
 
-def _read_own(cache: PrefixCache, state: AllocatorState, slots: jax.Array, keys: Keys) -> _Own:
+def _read_own(
+    cache: PrefixCache,
+    state: AllocatorState,
+    slots: jax.Array,
+    keys: Keys,
+    owned_from: jax.Array | None,
+) -> _Own:
     config = cache.config.pool
     size, count = config.page_size, keys.hash.shape[0]
     outside = nowhere(state.full)
@@ -133,12 +159,42 @@ def _read_own(cache: PrefixCache, state: AllocatorState, slots: jax.Array, keys:
     named = named & (offset_of(jnp.where(inside, slot, 0), size) == 0)
     page = jnp.where(named, page_of(jnp.where(named, slot, 0), size), outside)
     first, _, scratch = first_places(state.scratch, page)
-    held = is_held(state.full, page)
-    usable = named & first & held & ~look_up(cache.in_tree, page, True)
+    holders = holders_of(state.full, page)
+    held = named & first & (holders > 0)
+    in_tree = look_up(cache.in_tree, page, True)
     live = look_up(state.full_to_swa, page, UNMAPPED) != UNMAPPED
     if config.pure_swa_pool:  # a page that left its window is nobody's
-        usable = usable & live
-    return _Own(jnp.where(usable, page, outside), usable, usable & live, scratch)
+        held = held & live
+    shared, trees_alone = jnp.zeros_like(held), jnp.zeros_like(held)
+    if owned_from is not None:
+        own = held & in_tree & (place >= pages_for(jnp.maximum(owned_from, 0), size))
+        shared, trees_alone = own & (holders > 1), own & (holders == 1)
+    usable = held & ~in_tree
+    return _Own(
+        pages=jnp.where(usable | shared, page, outside),
+        usable=usable,
+        shared=shared,
+        live=(usable | shared) & live,
+        alone=usable & (holders == 1),
+        faults=fault_counts(double_free=trees_alone),
+        scratch=scratch,
+    )
+
+
+def _end_before_shared(
+    state: AllocatorState, chain: Chain, keys: Keys, own: _Own
+) -> tuple[Chain, Keys]:
+    """Both cut before the first tombstone that only an SWA page of others could bring back.
+
+    The caller may stand inside its window there: the tree's page is none to go on with.
+    """
+    place = jnp.arange(chain.nodes.shape[0], dtype=jnp.int32)
+    dead = look_up(state.full_to_swa, chain.nodes, UNMAPPED) == UNMAPPED
+    stuck = (place < chain.count) & dead & own.live & ~own.alone
+    end = jnp.min(jnp.where(stuck, place, keys.count), initial=2**31 - 1)
+    end = jnp.minimum(end, keys.count)
+    nodes = jnp.where(place < end, chain.nodes, ROOT)
+    return Chain(nodes, jnp.minimum(chain.count, end)), replace(keys, count=end)
 
 
 def _new_length(chain: Chain, keys: Keys, own: _Own) -> jax.Array:
@@ -156,14 +212,14 @@ def _give_up_copies(state: AllocatorState, chain: Chain, own: _Own) -> Allocator
     size = jnp.int32(state.config.page_size)
     outside = nowhere(state.full)
     place = jnp.arange(chain.nodes.shape[0], dtype=jnp.int32)
-    copy = own.usable & (place < chain.count)
+    copy = (own.usable | own.shared) & (place < chain.count)
     node_swa = look_up(state.full_to_swa, chain.nodes, UNMAPPED)
     swa = look_up(state.full_to_swa, own.pages, UNMAPPED)
     if state.config.pure_swa_pool:  # a node without its page cannot be
         recovers = jnp.zeros_like(copy)
     else:
         # A stale mapping of the node that names the copy's own page is no live side of its own.
-        recovers = copy & own.live & ((node_swa == UNMAPPED) | (node_swa == swa))
+        recovers = copy & own.live & own.alone & ((node_swa == UNMAPPED) | (node_swa == swa))
     to = jnp.where(recovers, chain.nodes, outside)
     bare = jnp.where(recovers, own.pages, outside)
     pages = jnp.concatenate([to, bare])
@@ -171,9 +227,30 @@ def _give_up_copies(state: AllocatorState, chain: Chain, own: _Own) -> Allocator
     moved = replace(
         state,
         full_to_swa=state.full_to_swa.at[pages].set(values, mode="drop"),
+        faults=add_faults(state.faults, own.faults),
         scratch=own.scratch,
     )
     return free(moved, jnp.where(copy, own.pages * size, PAD_SLOT))
+
+
+def _take_shares(
+    state: AllocatorState, chain: Chain, own: _Own, pages: jax.Array
+) -> AllocatorState:
+    """Makes the tree a holder of the SWA side of each new node that is live.
+
+    Where everybody who holds the page holds its SWA side, the caller's share is the tree's now.
+    Where fewer do, the caller may have left its window, and without a share of its own a locked
+    node would lose its SWA page with the last of the others.
+    """
+    if state.config.pure_swa_pool:  # who left his window there has no share left to give
+        return state
+    place = jnp.arange(own.pages.shape[0], dtype=jnp.int32)
+    is_new = own.usable & own.live & (place >= chain.count) & (place < pages)
+    swa = look_up(state.full_to_swa, jnp.where(is_new, own.pages, nowhere(state.full)), UNMAPPED)
+    holders = holders_of(state.swa, swa)
+    adds = is_new & (holders < holders_of(state.full, own.pages))
+    named = jnp.where(adds, swa, jnp.int32(nowhere(state.swa)))
+    return replace(state, swa=count_holders(state.swa, named, holders + 1))
 
 
 def _add_nodes(

@@ -133,10 +133,17 @@ def init(
       hash_bits: bits of the hash in use, 32 but in tests.
 
     Raises:
-      ValueError: an unknown policy, or sizes that cannot work.
+      ValueError: an unknown policy, sizes that cannot work, or a pool with request rings: a ring
+        is its request's, so a cached prefix would have no SWA KV to go on from.
     """
     if not isinstance(config, PoolConfig):
         raise ValueError(f"config must be a PoolConfig, got {config!r}")
+    if config.has_rings:
+        raise ValueError(
+            "a pool with request rings cannot have a prefix cache: what a window reads is in the "
+            "ring of one request and is gone with it, so nobody could go on from a cached prefix; "
+            "use PoolConfig(full_tokens, swa_tokens, ...)"
+        )
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     most = config.full_tokens

@@ -76,6 +76,10 @@ def _held_pages(state: AllocatorState) -> dict[str, np.ndarray]:
         held = ~np.asarray(pool.free)
         held[PAD_PAGE] = False
         found[kind] = np.flatnonzero(held)
+    if state.config.has_rings:  # what is held there are rings, of so many pages each
+        length = state.config.swa_unit_tokens // state.config.page_size
+        first = 1 + (found["swa"] - 1) * length
+        found["swa"] = (first[:, None] + np.arange(length)).reshape(-1)
     return found
 
 

@@ -67,7 +67,7 @@ class ServingConfig:
                 f"draft must be a source of drafts, such as NGramDraft(4), or None, got "
                 f"{self.draft!r}"
             )
-        if self.pool.pure_swa_pool or self.pool.chunked:
+        if self.pool.pure_swa_pool or self.pool.chunked or self.pool.has_rings:
             raise ValueError(
                 "the loop serves models with full and sliding-window layers: give it "
                 "PoolConfig(full_tokens, swa_tokens, page_size, sliding_window)"

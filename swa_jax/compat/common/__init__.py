@@ -1,0 +1,1 @@
+"""What the class interfaces share: states by rank, compiled calls, host arrays in and out."""

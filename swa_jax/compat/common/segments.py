@@ -1,0 +1,36 @@
+"""Segments: one request's slots in token order, with the token that they start at."""
+
+from swa_jax.compat.common.errors import MisuseError
+from swa_jax.compat.common.types import Segments, Slots
+
+
+def check_start(start_pos: int, page_size: int) -> None:
+    """A segment starts where a page does.
+
+    Raises:
+      MisuseError: says where it started.
+    """
+    if start_pos < 0 or start_pos % page_size:
+        raise MisuseError(
+            f"a segment must start on a page boundary, start_pos a multiple of {page_size}, "
+            f"got {start_pos}"
+        )
+
+
+def disjoint(segments: Segments, page_size: int) -> list[tuple[Slots, int]]:
+    """The `(slots, start_pos)` segments that are not empty.
+
+    Raises:
+      MisuseError: one that starts in a page of the one before it, or before that; nothing is freed.
+    """
+    found = [(slots, int(start)) for slots, start in segments if len(slots)]
+    end_page = 0
+    for slots, start in found:
+        check_start(start, page_size)
+        if start // page_size < end_page:
+            raise MisuseError(
+                f"segments must ascend and share no page of {page_size} tokens, got one from "
+                f"{start} after one that reaches token {end_page * page_size}"
+            )
+        end_page = -(-(start + len(slots)) // page_size)
+    return found
