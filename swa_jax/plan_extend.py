@@ -21,6 +21,9 @@ from swa_jax.state import PAD_PAGE, PAD_SLOT, AllocatorState
 
 _NO_PAGE = 2**31 - 1  # a page number that no tail reaches
 _NO_SLOT = -(2**31)  # shift of a piece whose tokens get no slot
+_WINDOWS = jax.lax.ScatterDimensionNumbers(  # a row of updates lies in a row of places
+    update_window_dims=(1,), inserted_window_dims=(), scatter_dims_to_operand_dims=(0,)
+)
 
 
 @dataclass(frozen=True)
@@ -134,14 +137,40 @@ def cut_pieces(
     )
 
 
-def slots_of(pieces: Pieces, pages: jax.Array, page_size: int, capacity: int) -> jax.Array:
-    """int32[capacity] slots of the batch's new tokens, from the full page of each piece."""
+def slots_of(
+    pieces: Pieces, pages: jax.Array, count: jax.Array, page_size: int, capacity: int
+) -> jax.Array:
+    """int32[capacity] slots of the batch's new tokens, from the full page of each piece.
+
+    Each piece lays its page's worth of slots down where its tokens begin. What a part of a page
+    lacks is 0 there, and the largest wins, so pieces may lie over the end of those before them.
+    """
     if page_size == 1:  # every piece is a token
-        return jnp.where(pieces.real, pages, PAD_SLOT)
+        return jnp.where(pieces.real, pages, PAD_SLOT)[:capacity]
     granted = pages * jnp.int32(page_size) + pieces.lead
     first = jnp.where(pieces.from_page, granted, pieces.base)
     has_slot = pieces.real & (~pieces.from_page | (pages != PAD_PAGE))
-    shift = jnp.where(has_slot, first - pieces.start, jnp.int32(_NO_SLOT))
+    start = jnp.where(pieces.real, pieces.start, count)
+    length = jnp.concatenate([start[1:], count[None]]) - start
+    if start.shape[0] * page_size > 4 * capacity + 64 * page_size:
+        return _slots_by_token(has_slot, first - start, pieces, capacity)
+    offset = jnp.arange(page_size, dtype=jnp.int32)[None, :]
+    used = has_slot[:, None] & (offset < length[:, None])
+    slots = jnp.where(used, first[:, None] + offset, PAD_SLOT)
+    return jax.lax.scatter_max(
+        jnp.zeros(capacity + page_size, jnp.int32),
+        start[:, None],
+        slots,
+        _WINDOWS,
+        mode="drop",
+    )[:capacity]
+
+
+def _slots_by_token(
+    has_slot: jax.Array, shift: jax.Array, pieces: Pieces, capacity: int
+) -> jax.Array:
+    """The same token by token, where pages are long and rows add little of one."""
+    shift = jnp.where(has_slot, shift, jnp.int32(_NO_SLOT))
     marks = jnp.zeros(capacity, bool)
     marks = marks.at[jnp.where(pieces.real, pieces.start, capacity)].set(True, mode="drop")
     of_token = look_up(shift, latest_mark(marks), _NO_SLOT)
@@ -178,7 +207,7 @@ def plan_extend(
     else:
         takes_full = pieces.takes_full
         new_pages = peek(state.full, pieces.full_rank)
-    slots = slots_of(pieces, new_pages, config.page_size, capacity)
+    slots = slots_of(pieces, new_pages, count, config.page_size, capacity)
     used = jnp.arange(capacity, dtype=jnp.int32) < count
     return make_plan(
         state,

@@ -36,19 +36,32 @@ class FreePlan:
     scratch: jax.Array
 
 
-def name_pages(state: AllocatorState, slots: jax.Array, *, segment: bool = False) -> NamedPages:
-    """Reads full slots as whole pages (law 5). Padding slots name nothing and are no fault."""
+def slots_to_pages(
+    state: AllocatorState, slots: jax.Array, *, segment: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The page of each slot (law 5); padding slots name nothing and are no fault.
+
+    Returns:
+      int32[T] full page ids, one past the end where a place names none; bool[T] places outside the
+      pool; bool[T] places of a segment that are not the first of their page.
+    """
     config = state.config
     size = config.page_size
-    if segment:
-        slots = slots[::size]
     inside = (slots >= 0) & (slots < jnp.int32(config.full_tokens + size))
     real = inside & (slots >= jnp.int32(size))
     odd = real & (offset_of(slots, size) != 0) if segment else jnp.zeros_like(real)
-    named = real & ~odd
-    pages = jnp.where(named, page_of(slots, size), jnp.int32(nowhere(state.full)))
+    pages = jnp.where(real & ~odd, page_of(slots, size), jnp.int32(nowhere(state.full)))
+    return pages, ~inside, odd
+
+
+def name_pages(state: AllocatorState, slots: jax.Array, *, segment: bool = False) -> NamedPages:
+    """Finds the pages that slots name and which place speaks for each."""
+    if segment:
+        slots = slots[:: state.config.page_size]
+    pages, outside, odd = slots_to_pages(state, slots, segment=segment)
     first, speaker, scratch = first_places(state.scratch, pages)
-    return NamedPages(pages, first & named, speaker, ~inside, odd, scratch)
+    named = pages < jnp.int32(nowhere(state.full))
+    return NamedPages(pages, first & named, speaker, outside, odd, scratch)
 
 
 def _plan(

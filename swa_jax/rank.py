@@ -102,4 +102,7 @@ def read_runs(lengths: jax.Array, places: int, start: jax.Array | None = None) -
     run = filled.at[latest_mark(marks)].get(mode="fill", fill_value=0)
     place = jnp.arange(places, dtype=jnp.int32)
     within = place - start.at[run].get(mode="fill", fill_value=0)
-    return Runs(run, within, start, place < start[-1] + lengths[-1])
+    real = place < start[-1] + lengths[-1]
+    # Callers look much up by run: without a barrier each of them would find it anew.
+    run, within, real = jax.lax.optimization_barrier((run, within, real))
+    return Runs(run, within, start, real)
