@@ -106,6 +106,8 @@ def alloc_extend(
       out_of_range: a `last_loc` that names no held page, once a row.
       misaligned: a `last_loc` at another place of its page than the prefix ends, or in the page
         of an earlier row, once a row.
+      still_mapped: a `last_loc` in a partly filled page that others hold too, once a row:
+        `copy_on_write` comes first.
 
     Laws 1, 2, 3 and 7; public reports B06, B09 and B12.
     """

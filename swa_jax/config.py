@@ -8,6 +8,13 @@ from swa_jax.unified import SizedDecoder, SizedModel, UnifiedLayout, cut_budget,
 MAX_SLOTS = 2**31 - 1
 
 
+def _whole_int(name: str, value: object) -> int:
+    """Returns `value` as a Python int that may be 0, or says why it is none."""
+    if isinstance(value, int) and not isinstance(value, bool) and value == 0:
+        return 0
+    return _positive_int(name, value)
+
+
 def _positive_int(name: str, value: object) -> int:
     """Returns `value` as a Python int, or says why it is none."""
     if isinstance(value, bool):
@@ -179,7 +186,7 @@ class PoolConfig:
         """
         page, rings = _positive_int("page_size", page_size), _positive_int("requests", requests)
         window = _positive_int("sliding_window", sliding_window)
-        extra = 0 if extra_tokens == 0 else _positive_int("extra_tokens", extra_tokens)
+        extra = _whole_int("extra_tokens", extra_tokens)
         ring = -(-(window + 1 + extra) // page) * page
         if rings * ring + page > MAX_SLOTS:
             raise ValueError(

@@ -22,7 +22,8 @@ def free(state: AllocatorState, slots: Ints) -> AllocatorState:
     """Frees the full page of every slot, and its SWA page where it still has one.
 
     Frees are whole pages: one slot of a page is enough, several are no fault. In an open group
-    the pages are queued; what they are is settled here and now (law 6).
+    the pages are queued; what they are is settled here and now (law 6). Of a page that several
+    hold (`share`) one share is given up, once a call: two holders in one call are two calls.
 
     Args:
       state: allocator before the call.
@@ -84,7 +85,8 @@ def free_swa(
         where the group begins.
 
     Returns:
-      The allocator after the call. The full pages stay held.
+      The allocator after the call. The full pages stay held (but see `share` for pure SWA pools).
+      Of an SWA page that several hold one share is given up, and the mapping stays.
 
     Refused, counted, and nothing else changed:
       unmapped: a held page that has no SWA side, once a page.
@@ -160,6 +162,7 @@ def free_full(state: AllocatorState, slots: Ints) -> AllocatorState:
 
     Refused, counted, and nothing else changed:
       still_mapped: a page whose SWA side is there, once a page; use `free`, or `free_swa` first.
+        Where several hold the page: one whose SWA side all of them hold still.
       double_free: a page that is free or pending already, once a page.
       out_of_range: a slot below 0 or past the pool, once a place.
 

@@ -36,8 +36,9 @@ def share(
     filled last page can be read by all and written by none until `copy_on_write` has given the
     writer its own.
 
-    What a request stands on in a prefix cache is held there by its lock and needs no share. The
-    tree is a holder like any other: what it takes over with `insert` is the share of that request.
+    Whole pages that a request stands on in a prefix cache are held there by its lock and need no
+    share. One that goes on inside such a page shares it, and copies it before it writes. The tree
+    is a holder like any other: what it takes over with `insert` is the share of that request.
 
     A page behind the window of the one that is forked may still have its SWA side, for a third
     who needs it longer. A new holder that begins with the other's `evicted_lens` takes no share in
@@ -48,7 +49,8 @@ def share(
       state: allocator before the call.
       slots: int32[T] full slots; 0 (any slot of the padding page) in unused places.
       live: bool[T] places whose SWA side is shared as well, where there is one; the first place
-        that names a page speaks for it. All by default.
+        that names a page speaks for it. All by default. In a pure SWA pool the others are not
+        shared at all.
 
     Returns:
       The allocator after the call. Available sizes are as before.
@@ -61,7 +63,7 @@ def share(
     Law 3; reference counts as in vLLM's block pool (`ref_cnt`) and Levanter's page table.
     """
     places = as_int32("slots", slots, 1)
-    if live is None:
+    if live is None or not places.shape[0]:
         return _share(state, places, None)
     marks = as_bool("live", live)
     check_lengths(slots=places, live=marks)
@@ -75,8 +77,10 @@ def _share(state: AllocatorState, slots: jax.Array, live: jax.Array | None) -> A
     swa_pages, swa_holders = swa_side(state, named)
     most = jnp.int32(_MOST)
     shares = (holders > 0) & (holders < most)
-    full = jnp.where(shares, named.pages, jnp.int32(nowhere(state.full)))
     both = shares if live is None else shares & live
+    if state.config.pure_swa_pool:  # a page is its SWA side: who is past it holds nothing of it
+        shares = both
+    full = jnp.where(shares, named.pages, jnp.int32(nowhere(state.full)))
     swa = jnp.where(both & (swa_holders > 0), swa_pages, jnp.int32(nowhere(state.swa)))
     faults = fault_counts(
         double_free=named.first & (holders == 0),

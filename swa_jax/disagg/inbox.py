@@ -80,6 +80,7 @@ def new_inbox(pool: PoolConfig, places: int, max_tokens: int, *, first_serial: i
     """
     if not isinstance(pool, PoolConfig):
         raise ValueError(f"pool must be a PoolConfig, got {pool!r}")
+    pool.needs_mapping("a reservation")
     rows = whole_number("places", places, 1)
     width = whole_number("max_tokens", max_tokens, 1)
     first = whole_number("first_serial", first_serial, 1)

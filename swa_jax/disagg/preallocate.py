@@ -30,6 +30,7 @@ from swa_jax.prefix_cache import (
     swa_evictable_size,
 )
 from swa_jax.prefix_cache.evict_lacking import evict_lacking
+from swa_jax.prefix_cache.leaving import may_leave, may_lose_swa
 from swa_jax.prefix_cache.match import note_use, window_start
 from swa_jax.prefix_cache.own import with_receipt
 from swa_jax.prefix_cache.receipts import room_is_left
@@ -249,8 +250,8 @@ def _within_reach(
     if cache is None:
         return full, swa, jnp.ones((), bool)
     size = cache.config.pool.page_size
-    kept_full, kept_swa = _newly_locked(cache, match, need)
-    of_full = page_of(full_evictable_size(cache), size) - kept_full
+    kept_full, kept_swa = _newly_locked(cache, state, match, need)
+    of_full = page_of(full_evictable_size(cache, state), size) - kept_full
     of_swa = page_of(swa_evictable_size(cache, state), size) - kept_swa
     if state.config.pure_swa_pool:  # a page leaves whole or not at all
         of_swa = of_full
@@ -260,7 +261,9 @@ def _within_reach(
     return full, swa, (match.node == jnp.int32(ROOT)) | room_is_left(cache)
 
 
-def _newly_locked(cache: PrefixCache, match: Match, need: _Need) -> tuple[jax.Array, jax.Array]:
+def _newly_locked(
+    cache: PrefixCache, state: AllocatorState, match: Match, need: _Need
+) -> tuple[jax.Array, jax.Array]:
     """int32[] pages that a lock on the match takes from what may leave: full, and SWA.
 
     A match is live in all of its window, so that is what the lock holds of SWA, from `edge` on.
@@ -269,10 +272,10 @@ def _newly_locked(cache: PrefixCache, match: Match, need: _Need) -> tuple[jax.Ar
     nodes, pages = page_of(match.slots[::size], size), page_of(match.length, size)
     place = jnp.arange(nodes.shape[0], dtype=jnp.int32)
     on_path = place < pages
-    full = on_path & (look_up(cache.full_locks, nodes, 1) == 0)
+    full = on_path & look_up(may_leave(cache, state), nodes, False)
     start = jnp.maximum(window_start(cache.config, pages), page_of(need.edge, size))
     in_window = on_path & (place >= start)
-    swa = in_window & (look_up(cache.swa_locks, nodes, 1) == 0)
+    swa = in_window & look_up(may_lose_swa(cache, state), nodes, False)
     return jnp.sum(full, dtype=jnp.int32), jnp.sum(swa, dtype=jnp.int32)
 
 

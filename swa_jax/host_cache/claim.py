@@ -18,7 +18,7 @@ from swa_jax.faults import zero_faults
 from swa_jax.grant import GrantPlan, commit_grant, judge, make_plan
 from swa_jax.only_if import only_if
 from swa_jax.paging import look_up, page_of
-from swa_jax.pool import nowhere, peek
+from swa_jax.pool import holders_of, nowhere, peek
 from swa_jax.prefix_cache.evict_lacking import evict_lacking
 from swa_jax.prefix_cache.find import Chain, find_chain
 from swa_jax.prefix_cache.insert import insert
@@ -101,8 +101,9 @@ def claim(
     Returns:
       The cache and the allocator with these pages in the tree, and `Claim`.
 
-    Refused, and nothing changed: a page is missing that the caller cannot write, or there are too
-    few pages that are free or can be evicted. In an open free group nothing is evicted.
+    Refused, and nothing changed: a page is missing that the caller cannot write, a tombstone of the
+    window is held by a request too (`share`), or there are too few pages that are free or can be
+    evicted. In an open free group nothing is evicted.
     """
     config = cache.config
     keys = cut_pages(config, tokens, length, namespace)
@@ -114,6 +115,8 @@ def claim(
     lacks = in_window & ~_live(state, chain)
     known = (pages > 0) & (pages <= keys.count)
     known = known & ~jnp.any((new & ~has_full) | (lacks & ~has_swa))
+    # A tombstone that a request holds too stays one: it would give the SWA side up as its own.
+    known = known & ~jnp.any(lacks & (holders_of(state.full, chain.nodes) > 1))
     num_full, num_swa = jnp.sum(new, dtype=jnp.int32), jnp.sum(lacks, dtype=jnp.int32)
 
     held = _hold(cache, chain, in_path, in_window & _live(state, chain), 1)
@@ -177,7 +180,7 @@ def _short(
         return jnp.where(may_evict, page_of(tokens, size), 0)
 
     return (
-        full - full_free - evictable(full_evictable_size(cache)),
+        full - full_free - evictable(full_evictable_size(cache, state)),
         of_swa - swa_free - evictable(swa_evictable_size(cache, state)),
     )
 

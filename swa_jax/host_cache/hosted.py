@@ -218,7 +218,7 @@ def _room(world: World) -> tuple[tuple, tuple, jax.Array]:
     assert world.cache is not None
     size = world.allocator.config.page_size
     evictable = (
-        page_of(full_evictable_size(world.cache), size),
+        page_of(full_evictable_size(world.cache, world.allocator), size),
         page_of(swa_evictable_size(world.cache, world.allocator), size),
     )
     return free_pages(world.allocator), evictable, world.allocator.group_open

@@ -14,8 +14,9 @@ from jax.typing import ArrayLike
 from swa_jax.inputs import as_int32
 from swa_jax.paging import look_up, pages_for
 from swa_jax.plan_free import FreePlan, commit_free
-from swa_jax.pool import holders_of, nowhere
+from swa_jax.pool import is_held, nowhere
 from swa_jax.prefix_cache.arguments import check_pair
+from swa_jax.prefix_cache.leaving import may_leave, may_lose_swa
 from swa_jax.prefix_cache.policy import leaving_order
 from swa_jax.prefix_cache.select import least_k, over_subtrees
 from swa_jax.prefix_cache.table import lay_out_when_worn, strike_out
@@ -60,9 +61,9 @@ def evict(
       swa_tokens: int32[] SWA tokens wanted, those of the full pages that leave included.
 
     Returns:
-      The cache, the allocator, and `Evicted`: less than wanted where the rest is locked or held by
-      others too (`share`), more where a page drew others with it. In an open free group the
-      pages are queued.
+      The cache, the allocator, and `Evicted`: less than wanted where the rest is locked, or held by
+      others beside the tree (`share`), more where a page drew others with it. In an open free
+      group the pages are queued.
 
     Rules R9 to R11; public reports B39, B44, B46.
     """
@@ -77,7 +78,7 @@ def _evict(
 ) -> tuple[PrefixCache, AllocatorState, Evicted]:
     size = cache.config.pool.page_size
     live = cache.in_tree & (state.full_to_swa != UNMAPPED)
-    unlocked = cache.in_tree & (cache.full_locks == 0)
+    unlocked = may_leave(cache, state)
     depth_last = jnp.int32(_FAR) - cache.depth
     ids = jnp.arange(cache.in_tree.shape[0], dtype=jnp.int32)
     order = leaving_order(cache, live)
@@ -90,8 +91,7 @@ def _evict(
     goes = dangling | least_k(unlocked & ~dangling, (*order, depth_last, ids), full_pages)
     swa_pages = pages_for(jnp.maximum(swa_tokens, 0), size)
     swa_pages = swa_pages - jnp.sum(goes & live, dtype=jnp.int32)
-    # A page that a request holds beside the tree has nothing to give on its SWA side.
-    loses = live & ~goes & (cache.swa_locks == 0) & (state.full.holders == 1)
+    loses = may_lose_swa(cache, state) & ~goes
     if cache.config.pool.pure_swa_pool:  # there is no page without its SWA side: leaves go whole
         more = least_k(unlocked & ~goes, (*order, depth_last, ids), swa_pages)
         goes, loses = goes | more, jnp.zeros_like(loses)
@@ -102,7 +102,7 @@ def _evict(
         depth = jnp.where(near, depth_last, cache.depth)
         loses = least_k(loses, (near.astype(jnp.int32), *order, depth, ids), swa_pages)
 
-    keeps = cache.in_tree & ~goes & ((live & ~loses) | (cache.full_locks > 0))
+    keeps = cache.in_tree & ~goes & ((live & ~loses) | ~unlocked)
     gone = _fallen(cache, keeps, jnp.any(goes | (loses & (cache.children == 0))))
     return _commit(cache, state, gone, (gone | loses) & live)
 
@@ -154,7 +154,6 @@ def _commit(
         above = jnp.where(whole, look_up(cache.parent, page, 0), gone.shape[0])
         return state, table, children.at[above].add(-1, mode="drop"), done + width
 
-    alone = state.full.holders == 1  # what others hold too leaves the tree and stays theirs
     start = (state, cache.table, cache.children, jnp.int32(0))
     state, table, children, _ = jax.lax.while_loop(lambda c: c[3] < count, block, start)
     went = jnp.sum(gone, dtype=jnp.int32)
@@ -166,27 +165,23 @@ def _commit(
         num_deleted=cache.num_deleted + went,
     )
     size = jnp.int32(cache.config.pool.page_size)
-    full, swa = (jnp.sum(pages & alone, dtype=jnp.int32) for pages in (gone, swa_gone))
-    return lay_out_when_worn(cache), state, Evicted(full * size, swa * size)
+    lost = jnp.sum(swa_gone, dtype=jnp.int32)
+    return lay_out_when_worn(cache), state, Evicted(went * size, lost * size)
 
 
 def _release(
     state: AllocatorState, page: jax.Array, whole: jax.Array, swa_side: jax.Array
 ) -> AllocatorState:
-    """Frees int32[K] pages: both sides where `whole`, the SWA side where `swa_side`."""
+    """Frees int32[K] pages that the tree alone holds: both sides where `whole`, or the SWA side."""
     no_full, no_swa = jnp.int32(nowhere(state.full)), jnp.int32(nowhere(state.swa))
     swa = look_up(state.full_to_swa, page, UNMAPPED)
-    holders, swa_holders = holders_of(state.full, page), holders_of(state.swa, swa)
-    left = jnp.maximum(holders - 1, 0)
-    # A live node has a share of its own in the SWA side, whoever else has one.
-    swa_left = jnp.where(left == 0, 0, jnp.maximum(swa_holders - 1, 0))
-    last = swa_side & (swa_left == 0)
+    nobody = jnp.zeros_like(page)
     plan = FreePlan(
-        full_pages=jnp.where(whole & (holders > 0), page, no_full),
-        full_left=left,
-        swa_pages=jnp.where(swa_side & (swa_holders > swa_left), swa, no_swa),
-        swa_left=swa_left,
-        unmap=jnp.where((last | (whole & (left == 0))) & (swa != UNMAPPED), page, no_full),
+        full_pages=jnp.where(whole & is_held(state.full, page), page, no_full),
+        full_left=nobody,
+        swa_pages=jnp.where(swa_side & is_held(state.swa, swa), swa, no_swa),
+        swa_left=nobody,
+        unmap=jnp.where(swa != UNMAPPED, page, no_full),
         faults=jnp.zeros_like(state.faults),
         scratch=state.scratch,
     )

@@ -67,8 +67,9 @@ def insert(
     that are new become nodes, up to the last one that is live in SWA: a leaf is no tombstone.
 
     Of a page that others hold too (`share`) the tree takes over the caller's share. Its SWA page
-    is theirs as well and does not move to a tombstone: the insert ends before a page where it
-    would have to. A new node that is live by the shares of others gets one of its own.
+    is theirs as well and does not move to a tombstone, nor does a tombstone come back that others
+    hold, who would give that SWA page up as their own: the insert ends before a page where it
+    would. A new node that is live by the shares of others gets one of its own.
 
     Args:
       cache: the tree.
@@ -184,13 +185,16 @@ def _read_own(
 def _end_before_shared(
     state: AllocatorState, chain: Chain, keys: Keys, own: _Own
 ) -> tuple[Chain, Keys]:
-    """Both cut before the first tombstone that only an SWA page of others could bring back.
+    """Both cut before the first tombstone that the caller's copy cannot bring back.
 
-    The caller may stand inside its window there: the tree's page is none to go on with.
+    Its SWA page is that of others too, or the tombstone is held by others, who would give the SWA
+    side up when they leave their windows. The caller may stand inside its own window there: the
+    tree's page is none to go on with.
     """
     place = jnp.arange(chain.nodes.shape[0], dtype=jnp.int32)
     dead = look_up(state.full_to_swa, chain.nodes, UNMAPPED) == UNMAPPED
-    stuck = (place < chain.count) & dead & own.live & ~own.alone
+    alone = own.alone & (holders_of(state.full, chain.nodes) == 1)
+    stuck = (place < chain.count) & dead & own.live & ~alone
     end = jnp.min(jnp.where(stuck, place, keys.count), initial=2**31 - 1)
     end = jnp.minimum(end, keys.count)
     nodes = jnp.where(place < end, chain.nodes, ROOT)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.prefix_cache.arguments import check_pair
+from swa_jax.prefix_cache.leaving import may_leave, may_lose_swa
 from swa_jax.prefix_cache.tree import PrefixCache
 from swa_jax.state import UNMAPPED, AllocatorState
 
@@ -13,10 +14,14 @@ def _tokens(cache: PrefixCache, marks: jax.Array) -> jax.Array:
 
 
 def full_evictable_size(cache: PrefixCache, state: AllocatorState | None = None) -> jax.Array:
-    """int32[] full tokens of pages that no lock holds; `state` is only checked to be the tree's."""
-    if state is not None:  # the four sizes are called alike
-        check_pair(cache, state)
-    return _tokens(cache, cache.in_tree & (cache.full_locks == 0))
+    """int32[] full tokens of pages that no lock holds, and nobody beside the tree.
+
+    Without `state` the latter is not looked at: right where no page is shared.
+    """
+    if state is None:
+        return _tokens(cache, cache.in_tree & (cache.full_locks == 0))
+    check_pair(cache, state)
+    return _tokens(cache, may_leave(cache, state))
 
 
 def full_protected_size(cache: PrefixCache, state: AllocatorState | None = None) -> jax.Array:
@@ -27,10 +32,9 @@ def full_protected_size(cache: PrefixCache, state: AllocatorState | None = None)
 
 
 def swa_evictable_size(cache: PrefixCache, state: AllocatorState) -> jax.Array:
-    """int32[] SWA tokens of live pages that no SWA lock holds."""
+    """int32[] SWA tokens of live pages that no SWA lock holds, and nobody beside the tree."""
     check_pair(cache, state)
-    live = cache.in_tree & (state.full_to_swa != UNMAPPED)
-    return _tokens(cache, live & (cache.swa_locks == 0))
+    return _tokens(cache, may_lose_swa(cache, state))
 
 
 def swa_protected_size(cache: PrefixCache, state: AllocatorState) -> jax.Array:

@@ -116,7 +116,7 @@ def _fits(
     size = jnp.int32(config.pool.page_size)
     world, cache = shared.world, shared.cache
     full_free, swa_free = free_pages(world.allocator)
-    full_free = full_free + jax.lax.div(full_evictable_size(cache), size)
+    full_free = full_free + jax.lax.div(full_evictable_size(cache, world.allocator), size)
     swa_free = swa_free + jax.lax.div(swa_evictable_size(cache, world.allocator), size)
     rows = jnp.sum(running(world.rows), dtype=jnp.int32)
     full_need = pages_for(target, config.pool.page_size) - jax.lax.div(cached, size)

@@ -144,7 +144,7 @@ def pages_fit(world: World, full_pages: jax.Array, swa_pages: jax.Array) -> jax.
     size = world.allocator.config.page_size
     full_free, swa_free = free_pages(world.allocator)
     if world.cache is not None:
-        full_free = full_free + page_of(full_evictable_size(world.cache), size)
+        full_free = full_free + page_of(full_evictable_size(world.cache, world.allocator), size)
         swa_free = swa_free + page_of(swa_evictable_size(world.cache, world.allocator), size)
     return (full_pages <= full_free) & (swa_pages <= swa_free)
 

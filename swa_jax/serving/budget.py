@@ -17,9 +17,10 @@ from swa_jax.paging import page_of, pages_for
 from swa_jax.pool import nowhere
 from swa_jax.prefix_cache import PrefixCache
 from swa_jax.prefix_cache.evict_lacking import evict_lacking
+from swa_jax.prefix_cache.leaving import may_leave, may_lose_swa
 from swa_jax.rebalance import blocks_lacking, most_of_both, rebalance, room_of
 from swa_jax.serving.world import World, add_stats, running
-from swa_jax.state import UNMAPPED, AllocatorState
+from swa_jax.state import AllocatorState
 
 _MOST_DOUBLINGS = 20
 
@@ -109,11 +110,9 @@ def budget_fits(world: World, full_pages: jax.Array, swa_pages: jax.Array) -> ja
 
 
 def _evictable(cache: PrefixCache, state: AllocatorState) -> tuple[jax.Array, jax.Array]:
-    """bool[F+1] and bool[S+1] pages of the tree that no lock holds."""
-    full = cache.in_tree & (cache.full_locks == 0)
-    live = cache.in_tree & (cache.swa_locks == 0) & (state.full_to_swa != UNMAPPED)
-    page = jnp.where(live, state.full_to_swa, nowhere(state.swa))
-    return full, jnp.zeros_like(state.swa.free).at[page].set(True, mode="drop")
+    """bool[F+1] and bool[S+1] pages of the tree that may leave."""
+    page = jnp.where(may_lose_swa(cache, state), state.full_to_swa, nowhere(state.swa))
+    return may_leave(cache, state), jnp.zeros_like(state.swa.free).at[page].set(True, mode="drop")
 
 
 def is_alone(world: World) -> jax.Array:
