@@ -190,7 +190,8 @@ def alloc_decode(
       The allocator after the call, and `Grant` with int32[B] full slots, one a row, 0 for
       inactive rows; `count` is the number of active rows.
 
-    Refused: as for `alloc_extend`; bad_length where an active row's length is below 1.
+    Refused: as for `alloc_extend` (a last page that others hold too included); bad_length where
+    an active row's length is below 1.
 
     Laws 1, 2, 3 and 7; public reports B06 and B09.
     """
