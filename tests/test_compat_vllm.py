@@ -59,10 +59,20 @@ def manager(*kinds, **options):
 
 
 def check(kv):
-    """The laws hold in both worlds, and nothing was misused."""
+    """The laws hold in both worlds, nothing was misused, and every block is in one count."""
     store = kv._store
     prefix_cache.check(store.cache, store.state)
     assert not any(swa.faults(store.state).values())
+    for pool in kv.block_pools:
+        count_blocks(pool)
+
+
+def count_blocks(pool):
+    """A block is used or free: never both, never neither."""
+    used = [block.block_id for block in pool.blocks if block.ref_cnt]
+    free = pool.free_ids()
+    assert sorted(used + free) == list(range(1, pool.num_gpu_blocks))
+    assert pool.get_num_free_blocks() == len(free)
 
 
 def start(kv, name, tokens, new=None, **more) -> Any:
@@ -159,15 +169,67 @@ class TestOneGroup:
             decode(kv, b, token)
         assert kv.get_block_ids("a") == ([1, 3, 5],)
         assert kv.get_block_ids("b") == ([2, 4, 6],)
-        decode(kv, b, 6)  # the first to fill its third block
-        assert kv.get_computed_blocks(Request("c", [1, 2, 3, 4, 5, 6, 7]))[0].get_block_ids() == (
-            [1, 3, 6],
-        )
-        check(kv)
+        decode(kv, b, 6)  # the first to fill its third block, which hangs from its own two
+        text = Request("c", [1, 2, 3, 4, 5, 6, 7])
+        assert kv.get_computed_blocks(text)[0].get_block_ids() == ([1, 3],)
         kv.free(a)
-        assert kv.get_computed_blocks(Request("c", [1, 2, 3, 4, 5, 6, 7]))[1] == 6
+        check(kv)
+        assert kv.block_pool.get_num_free_blocks() == 7  # what b has not is free
         kv.free(b)
+        assert kv.get_computed_blocks(text)[0].get_block_ids() == ([1, 3, 6],)
         assert kv.block_pool.get_num_free_blocks() == 10
+        nothing_is_left(kv)
+
+    @pytest.mark.parametrize(("kinds", "most"), [(("full",), 20), ((), 32)])
+    def test_a_request_that_fits_is_not_refused_for_a_copy_of_its_own_block(self, kinds, most):
+        """A prompt that ends with a block: its last token, so that block, is computed again."""
+        kv = manager(*kinds)
+        a, _, _ = start(kv, "a", range(8))
+        kv.free(a)
+        b, hit, _ = start(kv, "b", range(8))
+        assert hit == 6
+        for token in range(8, most):
+            assert decode(kv, b, token) is not None
+            if token in (8, 12, most - 1):
+                check(kv)
+        assert len(kv.get_block_ids("b")[0]) * P == most
+        # Once the copy had gone everything was cached after all.
+        assert None not in [block.block_hash for block in kv.get_blocks("b").blocks[0]]
+        kv.free(b)
+        nothing_is_left(kv)
+
+    def test_blocks_stay_cached_under_the_text_they_were_computed_for(self):
+        """A request's record changes in place, or is lost: its blocks are free all the same."""
+        kv = manager("full")
+        a, _, _ = start(kv, "a", [1] * 8)
+        b, hit, _ = start(kv, "b", [1] * 8, skip_reading_prefix_cache=True)
+        assert hit == 0
+        b.all_token_ids = [2] * 8
+        kv.free(b)
+        a.all_token_ids = []
+        kv.free(a)
+        check(kv)
+        assert kv.block_pool.get_num_free_blocks() == 10
+        assert kv.get_computed_blocks(Request("c", [2] * 9))[1] == 0
+        assert kv.get_computed_blocks(Request("c", [1] * 9))[1] == 8
+        nothing_is_left(kv)
+
+    def test_a_namespace_is_known_while_something_is_cached_in_it(self):
+        kv = manager("full")
+        tokens = list(range(5))
+        for salt in range(20):
+            assert kv.get_computed_blocks(Request("a", tokens, cache_salt=str(salt)))[1] == 0
+        assert len(kv._store.spaces) == 1
+        kv._store._most_spaces = 8
+        numbers = set()
+        for salt in range(20):
+            a, hit, blocks = start(kv, "a", tokens, cache_salt=str(salt))
+            assert hit == 0
+            numbers.add(blocks.blocks[0][0].block_hash)
+            assert kv.get_computed_blocks(Request("b", tokens, cache_salt=str(salt)))[1] == 4
+            kv.free(a)
+        assert len(numbers) == 20  # no hash came to mean another's text
+        assert len(kv._store.spaces) <= 9
         nothing_is_left(kv)
 
     def test_no_room_is_none_and_nothing_changes(self):
@@ -310,6 +372,21 @@ class TestHybrid:
         kv.free(a)
         nothing_is_left(kv)
 
+    def test_blocks_cached_late_lock_nothing_behind_the_window(self):
+        kv = manager()
+        a, _, _ = start(kv, "a", range(8))
+        kv.free(a)
+        b = Request("b", list(range(14)))
+        blocks, hit = kv.get_computed_blocks(b)
+        for new, cached, found in ((4, hit, blocks), (1, 0, None)):
+            assert kv.allocate_slots(b, new, cached, found, delay_cache_blocks=True) is not None
+            b.num_computed_tokens += cached + new
+        kv.cache_blocks(b, 10)
+        assert kv.get_block_ids("b")[1][:4] == [0] * 4
+        check(kv)
+        kv.free(b)
+        nothing_is_left(kv)
+
     def test_a_tombstone_gets_its_window_back_from_who_computed_it_again(self):
         kv = manager()
         a, _, _ = start(kv, "a", range(8))
@@ -408,8 +485,13 @@ class TestBlockPool:
         pool.cache_full_blocks(request, ours, 0, 2)
         pool.cache_full_blocks(request, theirs, 0, 2)
         assert [block.ref_cnt for block in ours + theirs] == [1, 1, 1, 1]
-        pool.free_blocks(theirs)
+        theirs += pool.get_new_blocks(1)
+        pool.cache_full_blocks(Request("a", list(range(6))), theirs, 2, 3)
+        count_blocks(pool)
         pool.free_blocks(ours)
+        count_blocks(pool)
+        assert pool.get_num_free_blocks() == 7
+        pool.free_blocks(theirs)
         hashes = prefix_hashes(range(4), P)
         assert [pool.get_cached_block(h) for h in hashes] == [[block] for block in ours]
         assert pool.get_num_free_blocks() == 10
@@ -445,11 +527,75 @@ def three_groups():
         (lambda: manager().allocate_slots(Request("a", [1]), 0), "a token to allocate for"),
         (lambda: manager().allocate_slots(Request("a", [1] * 9), 1, 8), "0 are: ask"),
         (lambda: manager().block_pools[1].get_new_blocks(1), "comes and goes with the full block"),
+        (lambda: manager(watermark=1.5), "watermark is a part"),
+        (lambda: manager(watermark=-0.1), "watermark is a part"),
+        (lambda: allocate(num_lookahead_tokens=-4), "num_lookahead_tokens must be"),
+        (lambda: allocate(num_external_computed_tokens=-4), "num_external_computed_tokens must be"),
+        (lambda: allocate(reserved_blocks=-50), "reserved_blocks must be"),
+        (lambda: allocate(num_new_tokens=2.5), "num_new_tokens must be"),
+        (lambda: allocate([1.5, 2]), r"integers that fit int32, got \[1.5, 2\]"),
+        (lambda: allocate(["1", "2"]), "integers that fit int32"),
+        (lambda: allocate([1, 2**40]), "integers that fit int32"),
+        (lambda: allocate([1, 2**80]), "integers that fit int32"),
+        (lambda: allocate([[1], [2, 3]]), "integers that fit int32"),
+        (lambda: start(manager(), "a", [1, "x", 2]), "fit int32"),
     ],
 )
 def test_misuse_says_what_is_wrong(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def allocate(tokens=(1, 2), **numbers):
+    """On a manager where nothing is allowed to change by it."""
+    kv = manager("full")
+    try:
+        kv.allocate_slots(Request("a", list(tokens)), **{"num_new_tokens": 2, **numbers})
+    finally:
+        assert kv.get_block_ids("a") == ([],)
+        assert kv.usage == 0.0
+
+
+def test_blocks_are_cached_for_tokens_that_there_are():
+    kv = manager("full")
+    a = Request("a", list(range(12)))
+    assert kv.allocate_slots(a, 8, delay_cache_blocks=True) is not None
+    with pytest.raises(MisuseError, match="blocks for 8, got num_computed_tokens=10"):
+        kv.cache_blocks(a, 10)
+    with pytest.raises(ValueError, match="num_computed_tokens must be"):
+        kv.cache_blocks(a, -1)
+    a.all_token_ids = a.all_token_ids[:6]
+    with pytest.raises(MisuseError, match="has 6 tokens"):
+        kv.cache_blocks(a, 8)
+    kv.cache_blocks(a, 6)
+    assert kv.get_computed_blocks(Request("b", list(range(12))))[1] == 6
+    kv.free(a)
+    nothing_is_left(kv)
+
+
+def test_a_pool_takes_its_own_blocks_and_texts_that_fill_them():
+    pool, other = (BlockPool(11, enable_caching=True, hash_block_size=P) for _ in range(2))
+    blocks, foreign = pool.get_new_blocks(2), other.get_new_blocks(2)
+    request = Request("a", [1, 2])
+    for call in (
+        lambda: pool.touch(foreign),
+        lambda: pool.touch([foreign]),
+        lambda: pool.free_blocks(foreign),
+        lambda: pool.cache_full_blocks(Request("a", [1] * 4), foreign, 0, 2),
+    ):
+        with pytest.raises(MisuseError, match="not blocks of this pool"):
+            call()
+    with pytest.raises(MisuseError, match="has 2 tokens, 4 are needed"):
+        pool.cache_full_blocks(request, blocks, 0, 2)
+    with pytest.raises(MisuseError, match="there are 1 blocks"):
+        pool.cache_full_blocks(request, blocks[:1], 0, 2)
+    with pytest.raises(ValueError, match="num_cached_blocks must be"):
+        pool.cache_full_blocks(request, blocks, -1, 1)
+    assert [block.ref_cnt for block in blocks + foreign] == [1] * 4
+    pool.free_blocks(blocks)
+    with pytest.raises(MisuseError, match=r"blocks \[1\] are not in use"):
+        pool.cache_full_blocks(request, blocks, 0, 1)
+    assert pool.reset_prefix_cache()
 
 
 def test_cached_blocks_are_for_the_start_of_a_request():

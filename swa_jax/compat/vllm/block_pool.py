@@ -9,7 +9,8 @@ import swa_jax as swa
 from swa_jax.compat.common.errors import MisuseError
 from swa_jax.compat.vllm import calls
 from swa_jax.compat.vllm.blocks import NULL_BLOCK, FreeBlocks, KVCacheBlock, named
-from swa_jax.compat.vllm.store import Request, Store, page_row
+from swa_jax.compat.vllm.requests import Request, namespace_of, tokens_of
+from swa_jax.compat.vllm.store import Store, page_row
 from swa_jax.inputs import whole_number
 from swa_jax.prefix_cache import Receipt, no_receipt
 from swa_jax.prefix_cache.events import Event
@@ -23,6 +24,10 @@ class BlockPool:
     Alone it is driven by its caller: blocks are taken, cached, used by others (`touch`) and freed,
     and a cached block that nobody uses any more stays until its place is needed. Of a manager's
     pools only the first (of full attention) can be used so, beside its requests.
+
+    What is cached is a tree: while a block is in use, no block before it in its text leaves, also
+    where nobody uses that one any more. Such a block has `ref_cnt` 0 and is not free. A caller that
+    frees blocks of a text from its end, as a manager does, has none.
 
     Args:
       num_gpu_blocks: blocks, the null block included.
@@ -115,14 +120,9 @@ class BlockPool:
         names = [f"{'swa' if shared else 'full'}.{part}" for part in ("ring", "head", "num_free")]
         ring, head, count = store.read(*names)
         free = np.roll(ring, -int(head))[: int(count)]
-        tree = ("in_tree", "swa_locks" if self._of_swa else "full_locks", "last_use", "depth")
-        in_tree, locks, last_use, depth, mapping, holders = store.read(
-            *tree, "full_to_swa", "full.holders"
-        )
-        leaves = in_tree & (locks == 0) & (holders == 1)
-        if self._of_swa:
-            leaves &= mapping != 0
-        pages = np.flatnonzero(leaves)
+        last_use, depth, mapping = store.read("last_use", "depth", "full_to_swa")
+        leaving = np.asarray(calls.leaving(store.cache, store.state))
+        pages = np.flatnonzero(leaving[int(self._of_swa)])
         pages = pages[np.lexsort((pages, -depth[pages], last_use[pages]))]
         return [*free.tolist(), *(mapping[pages] if self._of_swa else pages).tolist()]
 
@@ -163,15 +163,14 @@ class BlockPool:
         """One more user for each block; a cached one that was free is so no longer.
 
         Args:
-          blocks: of this group, or the blocks of each group as one list.
+          blocks: of this pool, or lists of them.
 
         Raises:
-          MisuseError: a block that is neither in use nor cached.
+          MisuseError: a block that is neither in use nor cached, or another pool's.
         """
         self._needs_full_side("touch")
         parts = [[part] if isinstance(part, KVCacheBlock) else part for part in blocks]
-        flat = [block for part in parts for block in part]
-        pages = [block.block_id for block in flat if not block.is_null]
+        pages = self._ids("touch", [block for part in parts for block in part])
         holders, in_tree = self._store.read("full.holders", "in_tree")
         gone = [page for page in pages if holders[page] == 0]
         if gone:
@@ -183,10 +182,10 @@ class BlockPool:
         """One user less for each block; those that nobody uses are taken again in this order.
 
         Raises:
-          MisuseError: a block freed more often than it is used.
+          MisuseError: a block freed more often than it is used, or another pool's.
         """
         self._needs_full_side("free_blocks")
-        pages = [block.block_id for block in ordered_blocks if not block.is_null]
+        pages = self._ids("free_blocks", ordered_blocks)
         holders, in_tree = self._store.read("full.holders", "in_tree")
         wrong = [
             page for page, n in Counter(pages).items() if n > holders[page] - int(in_tree[page])
@@ -211,7 +210,8 @@ class BlockPool:
         """Caches blocks of a request from number `num_cached_blocks` up to `num_full_blocks`.
 
         They stay their request's. Of a text that is cached already the first block is the one
-        that is found, as long as it is there.
+        that is found, as long as it is there; what comes after another block of that text is not
+        cached until the first one has left.
 
         Args:
           request: its `all_token_ids` say what the blocks hold.
@@ -220,19 +220,32 @@ class BlockPool:
           num_full_blocks: of them that are full.
           block_size: tokens in a block; the pool's.
           kv_cache_group_id: not looked at, a pool is one group's.
+
+        Raises:
+          ValueError: numbers that are none.
+          MisuseError: too few blocks or too short a text, blocks that are not in use or another
+            pool's, or of another size.
         """
         self._needs_full_side("cache_full_blocks")
         size = self._store.pool.page_size
         if block_size not in (None, size):
             raise MisuseError(f"blocks hold {size} tokens here, got block_size={block_size}")
-        if not self.enable_caching or num_full_blocks <= num_cached_blocks:
+        begin = whole_number("num_cached_blocks", num_cached_blocks, 0)
+        full = whole_number("num_full_blocks", num_full_blocks, 0)
+        if not self.enable_caching or full <= begin:
             return
-        (in_tree,) = self._store.read("in_tree")
-        pages = [block.block_id for block in blocks[:num_full_blocks]]
+        if full > len(blocks):
+            raise MisuseError(f"num_full_blocks={full}, but there are {len(blocks)} blocks")
+        pages = self._ids("cache_full_blocks", blocks[:full], nulls=True)
+        in_tree, holders = self._store.read("in_tree", "full.holders")
+        unused = [page for page in pages if page and not holders[page]]
+        if unused:
+            raise MisuseError(f"cache_full_blocks: blocks {unused} are not in use")
+        tokens = tokens_of(request, 0, full * size)
         given = [0 if in_tree[page] else page for page in pages]
-        text = self._store.text(request, num_full_blocks * size)
+        text = self._store.text(namespace_of(request), tokens)
         row = page_row(given, len(text.tokens) // size)
-        receipt, ends = self._store.run(calls.give, text, row, no_receipt())
+        receipt, ends = self._store.run(calls.give, text, row, no_receipt(), np.int32(0))
         begin, end = ends.tolist()
         self._pin(pages[begin:end])
         self._store.unlock(receipt)
@@ -243,6 +256,18 @@ class BlockPool:
             return False
         self._store.forget()
         return True
+
+    def _ids(self, call: str, blocks: Iterable[KVCacheBlock], *, nulls: bool = False) -> list[int]:
+        """The ids of blocks that must be this pool's, the null block's left out if not wanted."""
+        all_of_them = list(blocks)
+        foreign = [
+            block
+            for block in all_of_them
+            if not (isinstance(block, KVCacheBlock) and block.is_of(self))
+        ]
+        if foreign:
+            raise MisuseError(f"{call}: {foreign} are not blocks of this pool")
+        return [block.block_id for block in all_of_them if nulls or not block.is_null]
 
     def _pin(self, pages: Iterable[int]) -> None:
         for page in pages:

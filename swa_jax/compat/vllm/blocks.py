@@ -41,6 +41,10 @@ class KVCacheBlock:
         self.block_id = block_id
         self._facts = facts
 
+    def is_of(self, facts: Facts) -> bool:
+        """Whether it is a block of this pool."""
+        return self._facts is facts
+
     @property
     def is_null(self) -> bool:
         """It stands for a block that a window has left behind."""

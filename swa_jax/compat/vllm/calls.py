@@ -18,6 +18,7 @@ from swa_jax.paging import look_up
 from swa_jax.prefix_cache import PrefixCache, Receipt
 from swa_jax.prefix_cache.find import find_chain
 from swa_jax.prefix_cache.keys import cut_pages
+from swa_jax.prefix_cache.leaving import may_leave, may_lose_swa
 from swa_jax.prefix_cache.receipts import standing
 from swa_jax.state import UNMAPPED
 
@@ -67,16 +68,20 @@ def stand(
 
 
 @jax.jit
+def leaving(cache: PrefixCache, state: swa.AllocatorState) -> jax.Array:
+    """bool[2, F+1] cached pages that eviction can free, and those whose SWA side it can."""
+    full = may_leave(cache, state)
+    if state.config.pure_swa_pool:  # a page goes whole
+        return jnp.stack([full, full])
+    return jnp.stack([full, may_lose_swa(cache, state)])
+
+
+@jax.jit
 def room(cache: PrefixCache, state: swa.AllocatorState) -> jax.Array:
     """int32[4] full and SWA pages that are free, and that eviction can free beside them."""
-    alone = cache.in_tree & (state.full.holders == 1)
-    full = alone & (cache.full_locks == 0)
-    live = alone & (cache.swa_locks == 0) & (state.full_to_swa != UNMAPPED)
     free = state.swa.num_free if state.config.pure_swa_pool else state.full.num_free
-    can_go = [jnp.sum(pages, dtype=jnp.int32) for pages in (full, live)]
-    if state.config.pure_swa_pool:  # a page goes whole
-        can_go[1] = can_go[0]
-    return jnp.stack([free, state.swa.num_free, *can_go])
+    can_go = jnp.sum(leaving(cache, state), axis=1, dtype=jnp.int32)
+    return jnp.concatenate([jnp.stack([free, state.swa.num_free]), can_go])
 
 
 @_donating
@@ -116,12 +121,15 @@ def give(
     text: Text,
     pages: jax.Array,
     receipt: Receipt,
+    behind: jax.Array,
 ) -> tuple[Both, Receipt, jax.Array]:
     """Makes int32[N] `pages` of a request nodes as well: the tree gets a share, it keeps its own.
 
-    Where the tree has a page of the same text the request goes on with its own, as a block table
-    never changes; the lock moves to the last page that became a node. 0 for a page that is not
-    to be given.
+    Where the tree has another page of the same text the request goes on with its own, as a block
+    table never changes. Then nothing is given: a node below that page would keep it from leaving
+    the tree, while nobody uses it. The lock moves to the last page that became a node, so it is
+    on pages of the request alone; in SWA on none before int32[] `behind` tokens. 0 for a page
+    that is not to be given.
 
     Returns:
       The two, the receipt, and int32[2] pages: where nodes of this call begin and end.
@@ -130,7 +138,9 @@ def give(
     size = jnp.int32(page_size)
     chain = find_chain(cache, cut_pages(cache.config, text.tokens, text.length, text.namespace))
     place = jnp.arange(pages.shape[0], dtype=jnp.int32)
-    first = jnp.where(place >= chain.count, pages * size, 0)
+    there = place < chain.count
+    has_copy = jnp.any(there & (pages > 0))
+    first = jnp.where(there | has_copy, 0, pages * size)
     state = swa.share(state, first)
     cache, state, inserted = prefix_cache.insert(
         cache, state, text.tokens, text.length, _tokens(first, page_size), namespace=text.namespace
@@ -141,6 +151,7 @@ def give(
     cache, new = prefix_cache.lock(
         cache, state, jnp.where(end > chain.count, inserted.node, before)
     )
+    cache, new = prefix_cache.release_swa_lock(cache, new, behind)
     return (prefix_cache.unlock(cache, receipt), state), new, jnp.stack([chain.count, end])
 
 

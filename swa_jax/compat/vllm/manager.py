@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from swa_jax.compat.common.errors import MisuseError
@@ -11,9 +10,10 @@ from swa_jax.compat.vllm import calls
 from swa_jax.compat.vllm.block_pool import BlockPool
 from swa_jax.compat.vllm.blocks import KVCacheBlock, KVCacheBlocks, empty_blocks, named
 from swa_jax.compat.vllm.config import AnyConfig, read_groups
+from swa_jax.compat.vllm.requests import Request, namespace_of, tokens_of
 from swa_jax.compat.vllm.rows import Row
 from swa_jax.compat.vllm.stats import PrefixCacheStats
-from swa_jax.compat.vllm.store import Request, Store, page_row
+from swa_jax.compat.vllm.store import Store
 from swa_jax.inputs import whole_number
 from swa_jax.prefix_cache.events import Event
 
@@ -25,6 +25,11 @@ class KVCacheManager:
     `num_computed_tokens`; `cache_salt`, `lora_request`, `mm_features`,
     `skip_reading_prefix_cache` and `num_in_flight_tokens` are read where it has them.
 
+    A request may have a block of its own of a text that is cached already: the last one of a prompt
+    that ends with a block, whose last token is computed again, or one that another request computed
+    at the same time. Unlike vLLM's, what follows it is cached only when the other one has been
+    evicted or the request ends: until then that one must be free to leave.
+
     Args:
       kv_cache_config: groups and blocks, see `KVCacheConfig`.
       max_model_len: tokens of the longest request.
@@ -32,10 +37,10 @@ class KVCacheManager:
       use_eagle: leave the last matched block out, for a draft head that needs its hidden states.
       log_stats: count look-ups and hits.
       enable_kv_cache_events: record what is stored and removed.
-      watermark: part of the blocks that new requests must leave free.
+      watermark: part of the blocks that new requests must leave free, 0.0 to 1.0.
 
     Raises:
-      ValueError: groups that there are no pools for.
+      ValueError: groups that there are no pools for, or another watermark.
     """
 
     def __init__(
@@ -57,6 +62,8 @@ class KVCacheManager:
         self.groups = read_groups(kv_cache_config, self.max_model_len)
         self.num_kv_cache_groups = self.groups.count
         self.block_size = self.groups.block_size
+        if not 0 <= watermark <= 1:
+            raise ValueError(f"watermark is a part of the blocks, 0.0 to 1.0, got {watermark!r}")
         self.watermark_blocks = int(watermark * kv_cache_config.num_blocks)
         self.empty_kv_cache_blocks = empty_blocks(self.num_kv_cache_groups)
         self._store = Store(self.groups.pool, keep_events=enable_kv_cache_events)
@@ -93,24 +100,20 @@ class KVCacheManager:
 
         Returns:
           The blocks by group, the null block where no window needs one, and the tokens in them.
+
+        Raises:
+          MisuseError: tokens that are no int32.
         """
         if not self.enable_caching or getattr(request, "skip_reading_prefix_cache", False):
             return self.empty_kv_cache_blocks, 0
-        length, pages, swa = self._look(request, request.num_tokens - 1)
+        length, pages, swa = self._store.look(request, request.num_tokens - 1)
         if self.use_eagle and length:
             # With less before it, what is left must still have a window of its own (B37).
-            length, pages, swa = self._look(request, length - self.block_size)
+            length, pages, swa = self._store.look(request, length - self.block_size)
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.record(request.num_tokens, length)
         behind = min(self._behind(length), len(pages))
         return self._tables(pages, [0] * behind + swa[behind:]), length
-
-    def _look(self, request: Request, most: int) -> tuple[int, list[int], list[int]]:
-        """The longest usable prefix of `most` tokens: its length, pages and SWA sides."""
-        text = self._store.text(request, max(most, 0))
-        length, *both = jax.device_get(self._store.run(calls.look, text)).tolist()
-        count, room = length // self.block_size, len(both) // 2
-        return length, both[:count], both[room : room + count]
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         """All blocks of a request; none for one that is not known."""
@@ -187,9 +190,21 @@ class KVCacheManager:
           The new blocks by group; None where there is no room.
 
         Raises:
+          ValueError: a number below 0, or that is none.
           MisuseError: nothing to allocate for, blocks that are not cached any more, cached
-            blocks for a request that has blocks already, or tokens of an encoder.
+            blocks for a request that has blocks already, tokens of an encoder, or tokens of the
+            request that are no int32. Nothing has changed then.
         """
+        in_flight = getattr(request, "num_in_flight_tokens", 0)
+        _check_counts(
+            num_new_tokens=num_new_tokens,
+            num_new_computed_tokens=num_new_computed_tokens,
+            num_lookahead_tokens=num_lookahead_tokens,
+            num_external_computed_tokens=num_external_computed_tokens,
+            reserved_blocks=reserved_blocks,
+            num_computed_tokens=request.num_computed_tokens,
+            num_in_flight_tokens=in_flight,
+        )
         if num_new_tokens <= 0 and num_external_computed_tokens <= 0:
             raise MisuseError(
                 f"there must be a token to allocate for, got num_new_tokens={num_new_tokens}"
@@ -205,8 +220,11 @@ class KVCacheManager:
             )
         here = request.num_computed_tokens + num_new_computed_tokens
         computed = min(here + num_external_computed_tokens, self.max_model_len)
+        full = min(computed + num_new_tokens, request.num_tokens, self.max_model_len)
+        begin = num_new_computed_tokens if known is None else known.cached
+        news = self._uncached(request, begin, 0 if delay_cache_blocks else full)
         row = self._stand(request, num_new_computed_tokens) if known is None else known
-        self._leave(row, computed - getattr(request, "num_in_flight_tokens", 0))
+        self._leave(row, computed - in_flight)
         spare = reserved_blocks + (self.watermark_blocks if known is None and self._rows else 0)
         wanted = min(computed + num_new_tokens + num_lookahead_tokens, self.max_model_len)
         fits = not full_sequence_must_fit or self._fits(row, request, spare)
@@ -214,19 +232,18 @@ class KVCacheManager:
         grown = self._grow(row, wanted, computed if external else 0, spare) if fits else None
         if grown is None:
             if known is None:
-                self._end(row, request)
+                self._end(row)
             return None
         self._rows[request.request_id] = row
-        if not delay_cache_blocks:
-            self.cache_blocks(request, min(computed + num_new_tokens, request.num_tokens))
+        self._cache(row, news)
         return self._tables(*grown)
 
     def _stand(self, request: Request, tokens: int) -> Row:
         """A row that stands on cached blocks, kept by its lock and its shares."""
-        row = Row()
+        row = Row(space=namespace_of(request))
         if not tokens:
             return row
-        length, pages, swa = self._look(request, tokens)
+        length, pages, swa = self._store.look(request, tokens)
         if length != tokens:
             raise MisuseError(
                 f"{tokens} tokens of request {request.request_id!r} are not cached (any more), "
@@ -235,7 +252,7 @@ class KVCacheManager:
         row.behind = behind = self._behind(tokens)
         row.extend(pages, [0] * behind + swa[behind:], in_tree=True, shared_from=behind)
         row.receipt = self._store.run(calls.stand, np.int32(pages[-1]), row.pick(in_tree=True))
-        row.cached = tokens
+        row.text = tokens_of(request, 0, tokens)
         return row
 
     def _grow(
@@ -279,19 +296,43 @@ class KVCacheManager:
         return max(edge, 0) // self.block_size
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Caches the full blocks of the first `num_computed_tokens` tokens of a request."""
+        """Caches the full blocks of the first `num_computed_tokens` tokens of a request.
+
+        What was cached before is not read again: it stays what its blocks hold.
+
+        Raises:
+          ValueError: a number below 0, or that is none.
+          MisuseError: more than the request has tokens or blocks for, or tokens that are no int32.
+        """
+        _check_counts(num_computed_tokens=num_computed_tokens)
         row = self._rows.get(request.request_id)
-        size = self.block_size
-        end = num_computed_tokens // size * size
-        if row is None or not self.enable_caching or end <= row.cached:
+        if row is None:
             return
-        text = self._store.text(request, end, len(row.pages))
-        pages = row.pick(in_tree=False, end=end // size)
-        row.receipt, ends = self._store.run(calls.give, text, pages, row.receipt)
+        room = len(row.pages) * self.block_size
+        if num_computed_tokens > min(room, request.num_tokens):
+            raise MisuseError(
+                f"request {request.request_id!r} has {request.num_tokens} tokens, and blocks for "
+                f"{room}, got num_computed_tokens={num_computed_tokens}"
+            )
+        self._cache(row, self._uncached(request, row.cached, num_computed_tokens))
+
+    def _uncached(self, request: Request, begin: int, computed: int) -> np.ndarray:
+        """int32[n] the tokens after `begin` in full blocks of those computed."""
+        end = computed // self.block_size * self.block_size if self.enable_caching else 0
+        return tokens_of(request, begin, end)
+
+    def _cache(self, row: Row, news: np.ndarray) -> None:
+        """Gives the tree what it can have of a row, whose text goes on with `news`."""
+        if not len(news):
+            return
+        row.text = np.concatenate([row.text, news])
+        text = self._store.text(row.space, row.text, len(row.pages))
+        pages = row.pick(in_tree=False, end=row.cached // self.block_size)
+        behind = np.int32(row.behind * self.block_size)
+        row.receipt, ends = self._store.run(calls.give, text, pages, row.receipt, behind)
         first, last = ends.tolist()
         for place in range(first, last):
             row.in_tree[place] = True
-        row.cached = end
         late = row.pick(in_tree=True, end=row.behind)  # these a window has left already
         if late.any():
             self._store.state = calls.free(self._store.state, late)
@@ -301,15 +342,18 @@ class KVCacheManager:
     # Ending.
 
     def free(self, request: Request) -> None:
-        """Ends a request: its blocks are free, the last ones first; cached ones stay cached."""
-        row = self._rows.pop(request.request_id, None)
-        if row is not None:
-            self._end(row, request)
+        """Ends a request: its blocks are free, the last ones first; cached ones stay cached.
 
-    def _end(self, row: Row, request: Request) -> None:
-        text = self._store.text(request, row.cached if self.enable_caching else 0, len(row.pages))
-        room = len(text.tokens) // self.block_size
-        own, shares = (page_row(row.pick(in_tree=kind).tolist(), room) for kind in (False, True))
+        They stay under the text that they were computed for, whatever the request's is by now.
+        """
+        row = self._rows.get(request.request_id)
+        if row is not None:
+            self._end(row)
+            del self._rows[request.request_id]
+
+    def _end(self, row: Row) -> None:
+        text = self._store.text(row.space, row.text, len(row.pages))
+        own, shares = (row.pick(in_tree=kind) for kind in (False, True))
         self._store.run(calls.end, text, own, shares, row.receipt)
 
     def reset_prefix_cache(self) -> bool:
@@ -343,3 +387,8 @@ class KVCacheManager:
             for page, share in zip(row.pages, row.shares, strict=True)
             if not share
         )
+
+
+def _check_counts(**counts: object) -> None:
+    for name, value in counts.items():
+        whole_number(name, value, 0)

@@ -2,9 +2,10 @@
 
 A block that the tree has is kept by the request's lock. As long as the request's window reads it,
 the request also holds a share: then its SWA side stays, whatever is evicted. What the tree has not
-is the request's own.
+is the request's own, also where it has the same text on another page.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,8 +23,16 @@ class Row:
     in_tree: list[bool] = field(default_factory=list)
     shares: list[bool] = field(default_factory=list)
     receipt: Receipt = field(default_factory=no_receipt)
-    cached: int = 0  # tokens whose blocks were given to the tree, or are in it under other pages
     behind: int = 0  # blocks that the window has left
+    space: Hashable = ()  # the namespace of its text
+    # int32[n] whole blocks that were computed, in the tree or not: what they hold, whatever becomes
+    # of the request's own record.
+    text: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    @property
+    def cached(self) -> int:
+        """Tokens of `text`."""
+        return len(self.text)
 
     def extend(self, pages: list[int], swa: list[int], *, in_tree: bool, shared_from: int) -> None:
         """Adds blocks; those from place `shared_from` of the row on hold a share."""

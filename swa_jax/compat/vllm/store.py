@@ -10,12 +10,14 @@ import numpy as np
 import swa_jax as swa
 from swa_jax import prefix_cache
 from swa_jax.compat.vllm import calls
+from swa_jax.compat.vllm.namespaces import Namespaces
+from swa_jax.compat.vllm.requests import Request, namespace_of, tokens_of
 from swa_jax.prefix_cache import Receipt
 from swa_jax.prefix_cache.events import AllBlocksCleared, Event, empty_record, tree_events
 
 Rest: TypeAlias = Any  # what a call returns beside the two
-Request: TypeAlias = Any  # with `request_id`, `all_token_ids` and what else is named here
 _FEWEST = 16  # pages of the shortest padded row
+_NAMES_BESIDE = 64  # namespaces that nothing is cached in any more, before they are forgotten
 
 
 def room_for(pages: int) -> int:
@@ -61,30 +63,34 @@ class Store:
         self.pool = pool
         self.state = swa.init(pool)
         self.cache = prefix_cache.init(pool)
-        self._namespaces: dict[Hashable, int] = {(): 0}
+        self.spaces, self._most_spaces = Namespaces(), pool.full_pages + _NAMES_BESIDE
         self._record = empty_record(self.cache.config)
         self._keeps_events = keep_events
         self._events: list[Event] = []
 
-    def text(self, request: Request, length: int, pages: int = 0) -> calls.Text:
-        """The first `length` tokens of a request, padded to `pages` pages or more."""
+    def text(self, space: Hashable, tokens: np.ndarray, pages: int = 0) -> calls.Text:
+        """int32[n] tokens in a namespace, padded to `pages` pages or more."""
         size = self.pool.page_size
-        room = room_for(max(pages, -(-length // size)))
-        tokens = np.zeros(room * size, np.int32)
-        tokens[:length] = np.asarray(request.all_token_ids[:length], np.int32)
-        return calls.Text(tokens, np.int32(length), np.int32(self.namespace(request)))  # type: ignore[arg-type]
+        row = np.zeros(room_for(max(pages, -(-len(tokens) // size))) * size, np.int32)
+        row[: len(tokens)] = tokens
+        number = self._number(space) if len(tokens) else 0
+        return calls.Text(row, np.int32(len(tokens)), np.int32(number))  # type: ignore[arg-type]
 
-    def namespace(self, request: Request) -> int:
-        """Texts with another salt, adapter or other pictures never share a block."""
-        adapter = getattr(request, "lora_request", None)
-        name = getattr(adapter, "lora_name", adapter)
-        pictures = tuple(
-            (feature.identifier, feature.mm_position.offset)
-            for feature in getattr(request, "mm_features", None) or ()
-        )
-        key = (getattr(request, "cache_salt", None), name, pictures)
-        key = () if key == (None, None, ()) else key
-        return self._namespaces.setdefault(key, len(self._namespaces))
+    def _number(self, space: Hashable) -> int:
+        if self.spaces.find(space) is None and len(self.spaces) > self._most_spaces:
+            in_tree, namespace = self.read("in_tree", "namespace")
+            self.spaces.keep(namespace[in_tree].tolist())
+        return self.spaces.number(space)
+
+    def look(self, request: Request, length: int) -> tuple[int, list[int], list[int]]:
+        """The longest usable prefix of `length` tokens: its tokens, its pages, their SWA sides."""
+        tokens, space = tokens_of(request, 0, length), namespace_of(request)
+        if self.spaces.find(space) is None:  # nothing is cached there, and no name is kept for it
+            return 0, [], []
+        news = jax.device_get(self.run(calls.look, self.text(space, tokens)))
+        found, *both = news.tolist()
+        count, room = found // self.pool.page_size, len(both) // 2
+        return found, both[:count], both[room : room + count]
 
     def run(self, call: Callable[..., Any], *args: object, **static: object) -> Rest:
         """One of `calls`: the state and the tree go in, and what comes out of them is kept."""
