@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import SimpleNamespace
@@ -32,6 +32,7 @@ ROWS, LONGEST = 6, 128
 VOCABULARY = 97
 Foreign: TypeAlias = Any  # of either stack
 _COUNTED = (
+    "refused",
     "steps",
     "hit_tokens",
     "prompt_tokens",
@@ -164,9 +165,25 @@ class Engine:
         self.table = ReqToTokenPool(ROWS, LONGEST)
         self.cache = stack.SWARadixCache(self.table, self.allocator, WINDOW, PAGE)
         self.model = ToyModel(self.allocator)
+        # Whole pages: sizes are what was asked for, and may have a rest.
+        self.pages = [size() // PAGE for size in self._available]
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.seen: dict[str, int] = dict.fromkeys(_COUNTED, 0)
+
+    @property
+    def _available(self) -> tuple[Callable[[], int], Callable[[], int]]:
+        return self.allocator.full_available_size, self.allocator.swa_available_size
+
+    def submit(self, request: Request) -> bool:
+        """Queues a request; False for one that would not fit even if it were alone."""
+        held = len(request.origin_input_ids) + request.max_new_tokens - 1  # the last has no KV
+        fits = held <= LONGEST and -(-held // PAGE) <= min(self.pages)
+        if fits:
+            self.waiting.append(request)
+        else:
+            self.seen["refused"] += 1
+        return fits
 
     def step(self) -> list[Request]:
         """One step of all requests; returns those that are finished."""
@@ -261,8 +278,8 @@ class Engine:
         """Tokens of either pool that are not free although nobody needs any."""
         pools = self.allocator
         self.evict(pools.size_full, pools.size_swa)
-        free = pools.full_available_size() + pools.swa_available_size()
-        return pools.size_full + pools.size_swa - int(free)
+        free = sum(int(size()) for size in self._available)
+        return sum(self.pages) * PAGE - free
 
 
 def chats(count: int, seed: int) -> Iterator[Request]:
@@ -285,7 +302,8 @@ def serve(
 ) -> dict[str, int]:
     """Serves chats to the end, and counts what happened."""
     engine = Engine(load_stack(stack), full_tokens, swa_tokens)
-    engine.waiting.extend(chats(requests, seed))
+    for request in chats(requests, seed):
+        engine.submit(request)
     done: list[Request] = []
     while engine.waiting or engine.running:
         done += engine.step()

@@ -30,6 +30,16 @@ def test_the_example_serves_all_and_leaks_nothing():
         assert seen[count] > 0, count
 
 
+@pytest.mark.parametrize("stack", STACKS)
+def test_what_can_never_fit_is_refused_and_rounding_is_no_leak(stack):
+    seen = engine_step.serve(stack, requests=4, full_tokens=18, swa_tokens=17)
+    assert (seen["refused"], seen["completed"], seen["steps"]) == (4, 0, 0)
+    assert seen["leaked_tokens"] == 0
+    engine = engine_step.Engine(engine_step.load_stack(stack), 18, 17)
+    for prompt, new, fits in ((12, 5, True), (12, 6, False), (16, 1, True), (17, 1, False)):
+        assert engine.submit(engine_step.Request([1] * prompt, max_new_tokens=new)) == fits
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("stack", STACKS[1:])
 def test_both_stacks_print_the_same(stack):

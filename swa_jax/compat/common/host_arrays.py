@@ -1,5 +1,7 @@
 """Host arrays in and out: whatever NumPy reads, in few lengths, so that few programs are needed."""
 
+import operator
+
 import numpy as np
 
 from swa_jax.compat.common.errors import MisuseError
@@ -30,6 +32,24 @@ def host_ints(name: str, value: HostInts) -> np.ndarray:
     if array.dtype != np.int32 and (int(array.min()) < _LEAST or int(array.max()) > _MOST):
         raise MisuseError(f"{name} must fit int32, got values from {array.min()} to {array.max()}")
     return array.reshape(-1).astype(np.int32, copy=False)
+
+
+def host_int(name: str, value: object) -> int:
+    """`value` as an int of any size: no fraction, text or bool is rounded or read into one.
+
+    Args:
+      name: of the argument, for the message.
+      value: an int, or what stands for one (a NumPy integer, an array of no dimensions).
+
+    Raises:
+      MisuseError: anything else.
+    """
+    try:
+        if not isinstance(value, bool | np.bool_):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise MisuseError(f"{name} must be an integer, got {value!r}")
 
 
 def room_for(count: int) -> int:

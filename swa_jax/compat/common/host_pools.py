@@ -8,7 +8,7 @@ import numpy as np
 import swa_jax as swa
 from swa_jax.compat.common import calls
 from swa_jax.compat.common.errors import MisuseError
-from swa_jax.compat.common.host_arrays import host_ints, padded, room_for
+from swa_jax.compat.common.host_arrays import host_int, host_ints, padded, room_for
 from swa_jax.compat.common.types import HostInts, Plain
 from swa_jax.inputs import MAX_ROWS
 
@@ -20,6 +20,7 @@ class Backup:
     states: tuple[swa.AllocatorState, ...]
     queued: tuple[tuple[np.ndarray, ...], ...]
     group_open: bool
+    stamps: tuple[frozenset[object], ...]
 
 
 class _Rank:
@@ -30,6 +31,7 @@ class _Rank:
         self.kept = False  # somebody holds a reference: copy before donating
         self.sizes: tuple[int, int] | None = None
         self.mapping: np.ndarray | None = None
+        self.stamps: frozenset[object] = frozenset()
 
 
 class HostPools:
@@ -50,7 +52,7 @@ class HostPools:
         self.group_open = False
         # Raise where a free, or a group of them, counted a fault; costs a look at the device each.
         self.strict = False
-        self._before_group: dict[str, int] | None = None
+        self._before_group: list[dict[str, int]] | None = None
 
     # States: for shells that call the core themselves (a prefix cache).
 
@@ -88,10 +90,23 @@ class HostPools:
         entry.kept = True
         return entry.state
 
+    def stamps(self, rank: int = 0) -> frozenset[object]:
+        """What trees over these pools have set with `stamp`: a backup keeps it, a clear drops it.
+
+        So a tree knows the state that it is of from one that it never was of.
+        """
+        return self._of(rank).stamps
+
+    def stamp(self, rank: int, old: object, new: object) -> None:
+        """Takes the stamp `old` away and sets `new`; None is no stamp."""
+        entry = self._of(rank)
+        entry.stamps = (entry.stamps | {new}) - {old, None}
+
     def _of(self, rank: int) -> _Rank:
-        if not 0 <= rank < len(self._ranks):
+        number = host_int("dp_rank", rank)
+        if not 0 <= number < len(self._ranks):
             raise MisuseError(f"dp_rank must be 0 .. {len(self._ranks) - 1}, got {rank!r}")
-        return self._ranks[rank]
+        return self._ranks[number]
 
     # What the host reads.
 
@@ -120,8 +135,11 @@ class HostPools:
 
     def faults(self) -> dict[str, int]:
         """Misuse counted by the core, by kind, over all ranks."""
-        counted = [swa.faults(entry.state) for entry in self._ranks]
+        counted = self._counted()
         return {kind: sum(one[kind] for one in counted) for kind in swa.FAULT_KINDS}
+
+    def _counted(self) -> list[dict[str, int]]:
+        return [swa.faults(entry.state) for entry in self._ranks]
 
     # Grants: int32[n] slots, or None where a pool is short.
 
@@ -173,15 +191,16 @@ class HostPools:
           rows: int[B] each: tokens held before, tokens held after, slot of the last token before.
           num_tokens: what the extensions add up to.
           rank: whose pools.
-          swa_tails: int[B] as for `swa_jax.alloc_extend_swa_tail`; by default all of the extension.
+          swa_tails: int[B], or one for all rows, as for `swa_jax.alloc_extend_swa_tail`; by default
+            all of the extension.
         """
         names = ("prefix_lens", "seq_lens", "last_loc")
         columns = [host_ints(name, column) for name, column in zip(names, rows, strict=True)]
         if swa_tails is not None:
-            columns.append(host_ints("swa_tail_lens", swa_tails))
+            columns.append(_tails(swa_tails, columns))
         batch = _batch(columns, (0, 0, -1, 0)[: len(columns)])
         added = int(np.sum(batch[1].astype(np.int64) - batch[0]))
-        if added != int(num_tokens):
+        if added != host_int("extend_num_tokens", num_tokens):
             raise MisuseError(
                 f"extend_num_tokens must be what the rows add, {added} tokens, got {num_tokens}"
             )
@@ -224,7 +243,7 @@ class HostPools:
         return self.config.full_tokens, self.config.swa_tokens
 
     def _whole_pages(self, need: int) -> int:
-        need, size = int(need), self.config.page_size
+        need, size = host_int("need_size", need), self.config.page_size
         if need < 0 or need % size:
             raise MisuseError(
                 f"need_size must be a multiple of page_size={size}, 0 or more, got {need}"
@@ -238,20 +257,25 @@ class HostPools:
         named = host_ints("free_index", slots)
         if len(named) == 0 or (kind == "clear_mapping" and self.config.has_rings):
             return  # with rings nothing is mapped
-        before = self.faults() if self.strict and not self.group_open else None
+        before = self._counted() if self.strict and not self.group_open else None
         self.put(rank, calls.FREES[kind](self.take(rank), padded(named)))
         if self.group_open and kind != "clear_mapping":
             self._queued[rank].append(named.copy())
         self._compare(before, kind)
 
-    def _compare(self, before: dict[str, int] | None, kind: str) -> None:
-        """Raises where faults were counted since `before`, if that was asked for."""
-        if before is None or (after := self.faults()) == before:
+    def _compare(self, before: list[dict[str, int]] | None, kind: str) -> None:
+        """Raises where faults were counted in a rank since `before`, if that was asked for."""
+        if before is None:
             return
-        new = {name: after[name] - before[name] for name in after if after[name] > before[name]}
-        raise MisuseError(
-            f"{kind}: some pages were not what it takes, and stay as they were: {new}"
-        )
+        new: dict[str, int] = {}
+        for then, now in zip(before, self._counted(), strict=True):
+            for name in now:
+                if now[name] > then[name]:
+                    new[name] = new.get(name, 0) + now[name] - then[name]
+        if new:
+            raise MisuseError(
+                f"{kind}: some pages were not what it takes, and stay as they were: {new}"
+            )
 
     def free_side(self, side: str, slots: HostInts, rank: int = 0) -> None:
         """Frees int[T] slots of one pool alone; the other side stays held, and unmapped."""
@@ -273,7 +297,7 @@ class HostPools:
     def group_begin(self) -> None:
         """Opens a group in every rank; a second begin is counted and loses nothing."""
         if not self.group_open:
-            self._before_group = self.faults() if self.strict else None
+            self._before_group = self._counted() if self.strict else None
         for rank in range(self.ranks):
             self.put(rank, calls.begin(self.take(rank)), self._ranks[rank].sizes)
         self.group_open = True
@@ -289,16 +313,24 @@ class HostPools:
 
     @property
     def queued(self) -> list[list[np.ndarray]]:
-        """By rank, the arrays of slots that the open group has queued."""
+        """By rank, the arrays of slots that frees in the open group named.
+
+        Pages that a tree gives up meanwhile are queued in the state, and are not among these.
+        """
         return [list(arrays) for arrays in self._queued]
 
     def backup(self) -> Backup:
         """All states, to come back to; nothing is copied before the next call."""
         states = tuple(self.keep(rank) for rank in range(self.ranks))
-        return Backup(states, tuple(tuple(arrays) for arrays in self._queued), self.group_open)
+        queued = tuple(tuple(arrays) for arrays in self._queued)
+        stamps = tuple(entry.stamps for entry in self._ranks)
+        return Backup(states, queued, self.group_open, stamps)
 
     def restore(self, backup: Backup) -> None:
-        """Comes back to a backup of these pools, as often as wanted."""
+        """Comes back to a backup of these pools, as often as wanted.
+
+        A tree that has changed since is not of that state and refuses to answer; see `stamps`.
+        """
         if not isinstance(backup, Backup) or len(backup.states) != self.ranks:
             raise MisuseError(f"not a backup of {self.ranks} rank(s): {type(backup).__name__}")
         if any(state.config != self.config for state in backup.states):
@@ -306,8 +338,11 @@ class HostPools:
         for rank, state in enumerate(backup.states):
             self.put(rank, state)
             self._ranks[rank].kept = True
+            self._ranks[rank].stamps = backup.stamps[rank]
         self._queued = [list(arrays) for arrays in backup.queued]
         self.group_open = backup.group_open
+        counts = self.strict and self.group_open
+        self._before_group = self._counted() if counts else None
 
     def resize(self, config: swa.PoolConfig) -> None:
         """Starts anew with pools of other sizes."""
@@ -321,10 +356,32 @@ class HostPools:
         """
         for one in range(self.ranks) if rank is None else [rank]:
             self.put(one, swa.init(self.config))
+            self._ranks[one].stamps = frozenset()
             self._queued[one] = []
         self.group_open = self.group_open and rank is not None and self.ranks > 1
-        if rank is not None and self.group_open:
+        if not self.group_open:
+            self._before_group = None
+        elif rank is not None:
             self.put(rank, calls.begin(self.take(rank)))
+            if self._before_group is not None:
+                self._before_group[rank] = swa.faults(self.state(rank))
+
+
+def _tails(swa_tails: HostInts, columns: list[np.ndarray]) -> np.ndarray:
+    """int32[B] the tails of rows whose int32[B] prefixes and lengths come first in `columns`."""
+    prefixes, lengths = columns[0].astype(np.int64), columns[1].astype(np.int64)
+    tails = host_ints("swa_tail_len", swa_tails)
+    if len(tails) == 1:
+        tails = np.repeat(tails, len(lengths))
+    if not len(tails) == len(lengths) == len(prefixes):
+        return tails  # `_batch` says so
+    added = np.maximum(lengths - prefixes, 0)
+    if ((tails < 0) | (tails > added)).any():
+        raise MisuseError(
+            f"swa_tail_len must be 0 .. the tokens that its row adds, got {tails.tolist()} for "
+            f"rows that add {added.tolist()}"
+        )
+    return tails
 
 
 def _batch(columns: list[np.ndarray], padding: tuple[int, ...]) -> np.ndarray:

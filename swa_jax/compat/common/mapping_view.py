@@ -5,6 +5,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from swa_jax.compat.common.errors import MisuseError
+from swa_jax.compat.common.host_arrays import host_ints
 from swa_jax.compat.common.host_pools import HostPools
 from swa_jax.compat.common.types import HostInts, Plain, Slots
 
@@ -13,8 +14,9 @@ class MappingView(NDArrayOperatorsMixin):
     """Reads like an array of SWA slots by full slot, always as of now.
 
     Arithmetic, comparisons and `np.asarray` give plain arrays. As part of a pytree it is an array.
-    Writing slots is `set_full_to_swa_mapping`, writing 0 is `clear_full_to_swa_mapping`, with what
-    they refuse; nothing else can be written.
+    It is written by any key that an array takes. Writing slots is `set_full_to_swa_mapping`,
+    writing 0 is `clear_full_to_swa_mapping`, both for whole pages, with what they count and leave
+    as it was. What could be no mapping at all raises before anything is written.
 
     Args:
       pools: whose mapping.
@@ -77,11 +79,52 @@ class MappingView(NDArrayOperatorsMixin):
         return slots.astype(self.dtype)[()]
 
     def __setitem__(self, key: Plain, value: HostInts) -> None:
-        full_slots = np.atleast_1d(np.arange(self.tokens)[np.asarray(key)])
-        swa_slots = np.broadcast_to(np.asarray(value), full_slots.shape)
+        full_slots, swa_slots = self._pairs(key, value)
         joined = swa_slots > 0
-        self._pools.free("clear_mapping", full_slots[~joined], self._rank)
+        gone = full_slots[~joined]
+        mapped = np.asarray(self._read(gone)) > 0
+        self._pools.free("clear_mapping", gone[mapped], self._rank)
         self._pools.set_mapping(full_slots[joined], swa_slots[joined], self._rank)
+
+    def _pairs(self, key: Plain, value: HostInts) -> tuple[np.ndarray, np.ndarray]:
+        """int[T] full slots and the int[T] SWA slots to write there, 0 for none."""
+        key = np.asarray(key) if hasattr(key, "__array__") else key
+        places, values = np.arange(len(self))[key], np.asarray(value)
+        host_ints("SWA slots", values)
+        try:
+            values = np.broadcast_to(values, np.shape(places)).reshape(-1)
+        except ValueError:
+            raise MisuseError(
+                f"{np.size(places)} places of the mapping cannot be written with {values.size} "
+                "slots"
+            ) from None
+        places = np.reshape(places, -1)
+        at_end = places == self.tokens
+        if (values[at_end] != -1).any():
+            raise MisuseError(
+                f"place {self.tokens} of the mapping holds -1 for ever, so that -1 reads as -1; "
+                "the slots are those before it"
+            )
+        places, values = places[~at_end], values[~at_end]
+        self._check(places, values)
+        return places, values
+
+    def _check(self, places: np.ndarray, values: np.ndarray) -> None:
+        """Raises where `values` at `places` could be no mapping, whatever is held."""
+        size, joined = self._pools.config.page_size, values > 0
+        most = self._pools.config.swa_tokens + size - 1
+        if values.size and not 0 <= int(values.min()) <= int(values.max()) <= most:
+            raise MisuseError(
+                f"SWA slots must be 0 (none) .. {most}, got {values.min()} .. {values.max()}"
+            )
+        if (values[joined] % size != places[joined] % size).any():
+            raise MisuseError(
+                f"a full and an SWA slot lie at one place in their pages of {size} tokens, got "
+                f"full slots {places[joined]} and SWA slots {values[joined]}"
+            )
+        both = np.intersect1d(places[joined] // size, places[~joined] // size)
+        if both.size:
+            raise MisuseError(f"full pages {both} would be mapped in part: write whole pages")
 
     def fill(self, value: int) -> None:
         """Refused: `clear` of the allocator empties the mapping with the pools."""

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from swa_jax.compat.common.errors import MisuseError
+from swa_jax.compat.common.host_arrays import host_ints
 from swa_jax.compat.common.host_pools import Backup, HostPools
 from swa_jax.compat.common.segments import check_start, disjoint
 from swa_jax.compat.common.types import Cache, HostInts, Plain, Segments, Slots
@@ -93,7 +95,11 @@ class PoolShell:
 
     def free_page_ids(self, page_ids: HostInts, dp_rank: int = 0) -> None:
         """Frees int[K] pages by id."""
-        self.free(np.asarray(page_ids) * self.page_size, dp_rank)
+        pages = host_ints("page_ids", page_ids)
+        most = np.iinfo(np.int32).max // self.page_size
+        if len(pages) and int(np.abs(pages.astype(np.int64)).max()) > most:
+            raise MisuseError(f"page_ids go up to {most} at this page_size, got {pages.max()}")
+        self.free(pages * np.int32(self.page_size), dp_rank)
 
     def free_segment(self, free_index: HostInts, *, start_pos: int, dp_rank: int = 0) -> None:
         """Frees slots of one request from its token `start_pos` on, which begins a page."""
@@ -134,11 +140,18 @@ class PoolShell:
         return self.pools.backup()
 
     def restore_state(self, state: Backup) -> None:
-        """Comes back to a `backup_state`, the mapping and an open group included."""
+        """Comes back to a `backup_state`, the mapping and an open group included.
+
+        A radix cache over these pools that has taken or given up pages since the backup is not of
+        that state: it raises `MisuseError` at every call until its `reset`.
+        """
         self.pools.restore(state)
 
     def clear(self, dp_rank: int | None = None) -> None:
-        """Gives everything back, of one rank or of all."""
+        """Gives everything back, of one rank or of all.
+
+        A radix cache over these pools that has anything in it is to be `reset`, before or after.
+        """
         self.pools.clear(dp_rank)
 
     def get_kvcache(self) -> Slots:

@@ -1,7 +1,10 @@
 """Segments: one request's slots in token order, with the token that they start at."""
 
+import numpy as np
+
 from swa_jax.compat.common.errors import MisuseError
-from swa_jax.compat.common.types import Segments, Slots
+from swa_jax.compat.common.host_arrays import host_int, host_ints
+from swa_jax.compat.common.types import Segments
 
 
 def check_start(start_pos: int, page_size: int) -> None:
@@ -10,20 +13,23 @@ def check_start(start_pos: int, page_size: int) -> None:
     Raises:
       MisuseError: says where it started.
     """
-    if start_pos < 0 or start_pos % page_size:
+    start = host_int("start_pos", start_pos)
+    if start < 0 or start % page_size:
         raise MisuseError(
             f"a segment must start on a page boundary, start_pos a multiple of {page_size}, "
-            f"got {start_pos}"
+            f"got {start}"
         )
 
 
-def disjoint(segments: Segments, page_size: int) -> list[tuple[Slots, int]]:
-    """The `(slots, start_pos)` segments that are not empty.
+def disjoint(segments: Segments, page_size: int) -> list[tuple[np.ndarray, int]]:
+    """The `(slots, start_pos)` segments that are not empty, looked at before any of them is freed.
 
     Raises:
-      MisuseError: one that starts in a page of the one before it, or before that; nothing is freed.
+      MisuseError: one that starts in a page of the one before it, or before that, or whose slots
+        are no integers.
     """
-    found = [(slots, int(start)) for slots, start in segments if len(slots)]
+    named = [(host_ints("free_index", slots), start) for slots, start in segments]
+    found = [(slots, host_int("start_pos", start)) for slots, start in named if len(slots)]
     end_page = 0
     for slots, start in found:
         check_start(start, page_size)

@@ -52,5 +52,5 @@ class SideShell(PoolShell):
         """Slots for a batch that extends in the full pool alone; see `HostPools.extend`."""
         if self.side != "full":
             raise NotImplementedError("SWA slots follow full slots: extend the whole allocator")
-        tails = None if self.pools.config.pure_swa_pool else [0] * len(rows[0])
+        tails = None if self.pools.config.pure_swa_pool else 0
         return self._granted(self.pools.extend(rows, num_tokens, dp_rank, swa_tails=tails))

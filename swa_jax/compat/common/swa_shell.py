@@ -3,8 +3,10 @@
 import numpy as np
 
 from swa_jax import PoolConfig
+from swa_jax.compat.common.errors import MisuseError
 from swa_jax.compat.common.mapping_view import MappingView
 from swa_jax.compat.common.pool_shell import PoolShell
+from swa_jax.compat.common.pool_sizes import rank_tokens
 from swa_jax.compat.common.segments import check_start
 from swa_jax.compat.common.types import Cache, HostInts, Plain, Slots
 
@@ -63,11 +65,11 @@ class SwaShell(PoolShell):
         self.pools.free("free_swa_segment", free_index, dp_rank)
 
     def count_swa_mapped(self, indices: HostInts, dp_rank: int = 0) -> int:
-        """How many of int[T] full slots have an SWA side."""
+        """How many of int[T] full slots (or of those in a bool mask) have an SWA side."""
         return int((self._swa_slots(indices, dp_rank) > 0).sum())
 
     def translate_loc_from_full_to_swa(self, kv_indices: HostInts, dp_rank: int = 0) -> Slots:
-        """int[...] SWA slots of int[...] full slots; 0 where there is none."""
+        """int[...] SWA slots of int[...] full slots, or of those in a mask; 0 where none is."""
         return self._out(self._swa_slots(kv_indices, dp_rank))
 
     def set_full_to_swa_mapping(
@@ -82,16 +84,24 @@ class SwaShell(PoolShell):
 
     def _swa_slots(self, full_slots: HostInts, dp_rank: int) -> np.ndarray:
         places = np.asarray(full_slots)
-        return np.asarray(self._view(dp_rank)[places.astype(np.int32)])
+        if places.size == 0:
+            return np.zeros(places.shape, np.int32)
+        if places.dtype.kind not in "iub":
+            raise MisuseError(
+                f"slots must be integers, or a bool mask, got dtype {places.dtype}: {full_slots!r}"
+            )
+        return np.asarray(self._view(dp_rank)[places])
 
     def _view(self, dp_rank: int) -> Slots:
+        self.pools.state(dp_rank)  # raises for what is no rank
         views = self.full_to_swa_index_mapping
         return views[dp_rank] if isinstance(views, list) else views
 
 
 def hybrid_config(size: int, size_swa: int, page_size: int, dp_size: int = 1) -> PoolConfig:
     """Both pools of one rank; what is left over from whole pages and ranks is not used."""
-    full, of_swa = (tokens // page_size // dp_size * page_size for tokens in (size, size_swa))
+    sizes = (("size", size), ("size_swa", size_swa))
+    full, of_swa = (rank_tokens(name, tokens, page_size, dp_size) for name, tokens in sizes)
     return PoolConfig(full, of_swa, page_size)
 
 

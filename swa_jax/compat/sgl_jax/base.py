@@ -26,7 +26,11 @@ class BaseTokenToKVPoolAllocator(PoolShell):
 
     @property
     def free_group(self) -> list[list[np.ndarray]]:
-        """By rank, the arrays that the open group has queued; a copy, to look at."""
+        """By rank, the arrays that frees in the open group named; a copy, to look at.
+
+        Pages that a radix cache gives up in the group (`insert`, `evict`) are queued as well, but
+        are not shown here.
+        """
         return self.pools.queued
 
     def alloc_extend(

@@ -6,6 +6,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from swa_jax.compat.common.host_arrays import host_int
 from swa_jax.compat.common.host_pools import HostPools
 from swa_jax.compat.sgl_jax.keys import KeyLike, RadixKey
 from swa_jax.compat.sgl_jax.rank_tree import Place, RankTree, Seen
@@ -27,6 +28,21 @@ class Forest:
         self._nodes: WeakValueDictionary[tuple[int, ...], TreeNode] = WeakValueDictionary()
         self._seen: dict[tuple[str, int], tuple[Seen, Any]] = {}
         self.root_node = TreeNode(self, 0, ROOT, 0, 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `copy.deepcopy` and `pickle`: what was read is read again."""
+        return {**vars(self), "_nodes": None, "_seen": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._nodes, self._seen = WeakValueDictionary(), {}
+
+    def known(self, node: TreeNode) -> TreeNode:
+        """The object that stands for a node equal to `node`; `node` itself where there is none."""
+        if node.is_root:
+            return vars(self).get("root_node", node)
+        name = (node.rank, node.page, node.born, node.epoch)
+        return self._nodes.setdefault(name, node)
 
     def snapshot_of(self, node: TreeNode) -> Snapshot | None:
         """The present tree of the node's rank; None if the node is not in it any more."""
@@ -76,16 +92,14 @@ class Forest:
     def _node(self, rank: int, place: Place) -> TreeNode:
         if place.page == ROOT:
             return self.root_node
-        epoch = self._trees[rank].epoch
-        name = (rank, place.page, place.born, epoch)
         depth = place.tokens // self._pools.config.page_size
-        return self._nodes.setdefault(
-            name, TreeNode(self, rank, place.page, place.born, depth, epoch)
-        )
+        epoch = self._trees[rank].epoch
+        return self.known(TreeNode(self, rank, place.page, place.born, depth, epoch))
 
     def _rank(self, dp_rank: int | None) -> int:
         """Whose pools: rank 0 for None, the last for one past the end."""
-        return min(max(dp_rank or 0, 0), self._pools.ranks - 1)
+        rank = 0 if dp_rank is None else host_int("dp_rank", dp_rank)
+        return min(max(rank, 0), self._pools.ranks - 1)
 
     def _read(self, what: str, rank: int, read: Callable[[RankTree], T]) -> T:
         """Reads the device once for each state of a tree and its allocator."""

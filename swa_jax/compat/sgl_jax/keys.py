@@ -6,6 +6,8 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from swa_jax.compat.common.errors import MisuseError
+
 
 class RadixKey:
     """Tokens together with what keeps them apart from equal ones.
@@ -51,6 +53,8 @@ def as_key(key: KeyLike | Sequence[int]) -> RadixKey:
     """An engine's key, or bare tokens, as a `RadixKey`."""
     if isinstance(key, Sequence | np.ndarray):
         return RadixKey(key)
+    if not hasattr(key, "token_ids"):
+        raise MisuseError(f"a key is tokens, or has token_ids, got {key!r}")
     return RadixKey(key.token_ids, key.extra_key, key.dp_rank)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from swa_jax import PoolConfig
 from swa_jax.compat.common.host_pools import HostPools
+from swa_jax.compat.common.pool_sizes import rank_tokens
 from swa_jax.compat.common.types import Cache
 from swa_jax.compat.sgl_jax.base import BaseTokenToKVPoolAllocator
 
@@ -20,7 +21,7 @@ class TokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
     def __init__(self, size: int, kvcache: Cache, dp_size: int = 1) -> None:
         """All pages free; see the class."""
         # The core's one-pool configuration: a page is its own SWA side.
-        pools = HostPools(PoolConfig.pure_swa(size // dp_size), dp_size)
+        pools = HostPools(PoolConfig.pure_swa(rank_tokens("size", size, 1, dp_size)), dp_size)
         super().__init__(size, 1, kvcache, dp_size, pools)
         self.origin_size = self.size_per_rank
 
@@ -50,7 +51,7 @@ class PagedTokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
         dp_size: int = 1,
     ) -> None:
         """All pages free; see the class."""
-        tokens = size // page_size // dp_size * page_size
+        tokens = rank_tokens("size", size, page_size, dp_size)
         pools = HostPools(PoolConfig.pure_swa(tokens, page_size), dp_size)
         super().__init__(size, page_size, kvcache, dp_size, pools)
         self.debug_mode = debug_mode

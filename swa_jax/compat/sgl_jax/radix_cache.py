@@ -10,16 +10,17 @@ two differ:
   nothing.
 * Slots in `value` that are the tree's under another prefix, or nobody's, are not taken and not
   freed.
+* After a `clear` of the allocator, or a `restore_state` to a state from before this cache took or
+  gave up pages, every call but `reset` raises: the pages are not the cache's any more.
 * Nodes are views (`tree_node`): one that nobody holds may be told of together with its neighbour.
 """
-
-from typing import NoReturn, TypeVar
 
 import numpy as np
 
 from swa_jax.compat.common.errors import MisuseError
-from swa_jax.compat.common.host_arrays import host_ints
+from swa_jax.compat.common.host_arrays import host_int, host_ints
 from swa_jax.compat.common.host_pools import HostPools
+from swa_jax.compat.sgl_jax.absent import NoOtherTier
 from swa_jax.compat.sgl_jax.keys import RadixKey, as_key, child_key_fn
 from swa_jax.compat.sgl_jax.params import (
     DecLockRefParams,
@@ -34,19 +35,20 @@ from swa_jax.compat.sgl_jax.rank_tree import Handover, Place, RankTree
 from swa_jax.compat.sgl_jax.requests import ReqToTokenPool, Request
 from swa_jax.compat.sgl_jax.swa import PureSWATokenToKVPoolAllocator, SWATokenToKVPoolAllocator
 from swa_jax.compat.sgl_jax.tree_node import TreeNode
-from swa_jax.compat.sgl_jax.tree_sizes import TreeSizes
+from swa_jax.compat.sgl_jax.tree_shows import TreeShows
 from swa_jax.inputs import whole_number
 from swa_jax.prefix_cache.tree import ROOT
 
-T = TypeVar("T")
 _NOWHERE = Place(ROOT, 0, 0)
 
 
-class SWARadixCache(TreeSizes):
+class SWARadixCache(NoOtherTier, TreeShows):
     """Prefixes that requests share, with full KV all along and SWA KV where it is of use.
 
     One tree a rank of the allocator. A key's `dp_rank` chooses it, the last one if it is past the
     end, the first one for None; each value is a namespace of its own all the same.
+
+    `copy.deepcopy` and `pickle` copy it with its allocator and pools, as they stand.
 
     Args:
       req_to_token_pool: has `req_to_token`, the slots of each request, and `write`.
@@ -149,8 +151,13 @@ class SWARadixCache(TreeSizes):
         tokens, slots = host_ints("key", key.token_ids), host_ints("value", value)
         if len(tokens) != len(slots):
             raise MisuseError(f"{len(tokens)} tokens need as many slots, got {len(slots)}")
-        previous = whole_number("prev_prefix_len", previous, 0)
-        evicted = whole_number("swa_evicted_seqlen", evicted, 0)
+        previous = host_int("prev_prefix_len", previous)
+        evicted = host_int("swa_evicted_seqlen", evicted)
+        if previous < 0 or evicted < 0:
+            raise MisuseError(
+                "prev_prefix_len and swa_evicted_seqlen must be 0 or more, got "
+                f"{previous} and {evicted}"
+            )
         if evicted % self.page_size:
             raise MisuseError(
                 f"swa_evicted_seqlen must be a multiple of page_size={self.page_size}, "
@@ -171,7 +178,11 @@ class SWARadixCache(TreeSizes):
         Args:
           req: the engine's request.
           is_insert: False frees its own KV instead, as for one that is retracted.
+
+        Raises:
+          MisuseError: its lock does not stand; nothing has changed.
         """
+        self._lock_of(req.last_node, req.swa_uuid_for_lock)
         length, pool = req.pop_committed_kv_cache(), self.token_to_kv_pool_allocator
         rank = self._rank(req.dp_rank)
         if self.disable:
@@ -200,20 +211,22 @@ class SWARadixCache(TreeSizes):
         Args:
           req: the engine's request.
           chunked: of no importance here.
+
+        Raises:
+          MisuseError: its lock does not stand, or is of a shorter prefix than it says; nothing has
+            changed. Also, only after the insert, for `fill_ids` that are not what was locked.
         """
         slots = self._row(req, len(req.fill_ids))
         if self.disable:
             req.prefix_indices = slots
             return
         whole, before = len(slots) // self.page_size * self.page_size, req.cache_protected_len
+        self._lock_of(req.last_node, req.swa_uuid_for_lock)
+        self._check_protected(before, self._tokens_above(req.last_node))
         key = RadixKey(req.fill_ids[:whole], req.extra_key, req.dp_rank)
         done = self._insert(key, slots[:whole], before, req.swa_evicted_seqlen, frees_rest=False)
         length = done.length
-        if length < before:
-            raise MisuseError(
-                f"the request was given {before} cached tokens, and only {length} of them are "
-                "cached: what it stood on was not locked"
-            )
+        self._check_protected(before, length)
         node = self._node(self._rank(req.dp_rank), done.place)
         # The new lock first: what both hold never stands without one.
         lock = self._lock(node, whole_window=False)
@@ -248,6 +261,14 @@ class SWARadixCache(TreeSizes):
         row = self.req_to_token_pool.req_to_token[req.req_pool_idx, :length]
         return np.array(row, np.int32)
 
+    @staticmethod
+    def _check_protected(claimed: int, cached: int) -> None:
+        if cached < claimed:
+            raise MisuseError(
+                f"the request was given {claimed} cached tokens, and only {cached} of them are "
+                "cached: what it stood on was not locked"
+            )
+
     def _tokens_above(self, node: TreeNode | None) -> int:
         return 0 if node is None else node.depth * self._pools.config.page_size
 
@@ -258,18 +279,24 @@ class SWARadixCache(TreeSizes):
 
         Args:
           params: `num_tokens` and `swa_num_tokens` wanted, rounded up to pages, those of the full
-            pages that leave included; `dp_rank` of whom: None asks the ranks in turn.
+            pages that leave included, as much as there is where it is more; `dp_rank` of whom:
+            None asks the ranks in turn.
 
         Returns:
           Tokens that went.
+
+        Raises:
+          MisuseError: numbers that are no integers.
         """
         gone = EvictResult()
+        wanted = host_int("num_tokens", params.num_tokens)
+        of_swa_wanted = host_int("swa_num_tokens", params.swa_num_tokens)
         if self.disable:
             return gone
         ranks = range(len(self._trees)) if params.dp_rank is None else [self._rank(params.dp_rank)]
         for rank in ranks:
-            full = params.num_tokens - gone.num_tokens_evicted
-            of_swa = params.swa_num_tokens - gone.swa_num_tokens_evicted
+            full = wanted - gone.num_tokens_evicted
+            of_swa = of_swa_wanted - gone.swa_num_tokens_evicted
             if full > 0 or of_swa > 0:
                 full, of_swa = self._trees[rank].evict(full, of_swa)
                 gone.num_tokens_evicted += full
@@ -314,12 +341,25 @@ class SWARadixCache(TreeSizes):
         Raises:
           MisuseError: no such lock stands; nothing has changed.
         """
+        lock = self._lock_of(node, None if params is None else params.swa_uuid_for_lock)
+        if lock is not None:
+            tree, place, boundary = lock
+            tree.unlock(place, boundary)
+
+    def _lock_of(
+        self, node: TreeNode | None, number: int | None
+    ) -> tuple[RankTree, Place, int] | None:
+        """A lock that stands, None where there is nothing to lock; raises where it does not."""
         if self.disable or node is None or node.is_root:
-            return
-        number = None if params is None else params.swa_uuid_for_lock
+            return None
         tree, place = self._place(node)
-        boundary = 0 if number is None else (number - node.rank - 1) // (len(self._trees) + 1)
-        tree.unlock(place, boundary)
+        boundary = 0
+        if number is not None:
+            boundary = (host_int("swa_uuid_for_lock", number) - node.rank - 1) // (
+                len(self._trees) + 1
+            )
+        tree.standing(place, boundary)
+        return tree, place, boundary
 
     def _place(self, node: TreeNode) -> tuple[RankTree, Place]:
         tree = self._trees[node.rank]
@@ -339,50 +379,3 @@ class SWARadixCache(TreeSizes):
         """Raises `swa_jax.InvariantError` if a tree breaks one of its laws."""
         for tree in self._trees:
             tree.check()
-
-    def pretty_print(self) -> None:
-        """Prints the tree, a node a line."""
-        stack = [(0, self.root_node)]
-        while stack:
-            level, node = stack.pop()
-            side = "full" if node.swa_tombstone else "full+swa"
-            locks = f"locks {node.full_lock_ref}/{node.swa_lock_ref}"
-            print(f"{'  ' * level}#{node.id}: {len(node.key or [])} tokens, {side}, {locks}")
-            stack += [(level + 1, child) for child in node.children.values()]
-        full, of_swa = self.total_size()
-        print(f"{full} full and {of_swa} SWA tokens")
-
-    def all_values_flatten(self) -> np.ndarray:
-        """int32[T] the full slots of all nodes, a branch after the other."""
-        values, stack = [np.empty(0, np.int32)], [self.root_node]
-        while stack:
-            node = stack.pop()
-            values.append(np.asarray(node.value, np.int32))
-            stack += reversed(node.children.values())
-        return np.concatenate(values)
-
-    # What other caches of the interface can do and this one cannot.
-
-    def supports_recurrent(self) -> bool:
-        """No recurrent state is kept."""
-        return False
-
-    def recurrent_extra_buffer_active(self) -> bool:
-        """No recurrent state is kept."""
-        return False
-
-    def take_events(self) -> list:
-        """None are collected here: see `swa_jax.prefix_cache.events`."""
-        return []
-
-    def init_load_back(self, last_host_node: TreeNode, host_hit_length: int) -> NoReturn:
-        """There is no host tier."""
-        raise NotImplementedError("no host tier: see swa_jax.host_cache")
-
-    def ready_to_load_host_cache(self) -> NoReturn:
-        """There is no host tier."""
-        raise NotImplementedError("no host tier: see swa_jax.host_cache")
-
-    def check_hicache_events(self) -> NoReturn:
-        """There is no host tier."""
-        raise NotImplementedError("no host tier: see swa_jax.host_cache")

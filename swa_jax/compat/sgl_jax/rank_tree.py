@@ -66,6 +66,8 @@ class RankTree:
         self.cache = prefix_cache.init(self.config)
         self.epoch = 0
         self._locks: dict[tuple[int, int, int], list[Lock]] = defaultdict(list)
+        # The state that the tree's pages are of, None while it has none; see `HostPools.stamps`.
+        self._stamp: object | None = None
         self._forget_names()
 
     def _forget_names(self) -> None:
@@ -77,9 +79,24 @@ class RankTree:
     @property
     def state(self) -> swa.AllocatorState:
         """The allocator's present state, to read from."""
+        self.check_pools()
         return replace(self.pools.state(self.rank), config=self.config)
 
+    def check_pools(self) -> None:
+        """Raises where the pools are in a state that this tree is not of."""
+        if self._stamp is not None and self._stamp not in self.pools.stamps(self.rank):
+            raise MisuseError(
+                "the allocator was cleared, or restored to a state from before this cache changed: "
+                "its pages are not the cache's any more, so reset() it"
+            )
+
+    def _changed(self) -> None:
+        """The tree has taken or given up pages: states from before this are another tree's."""
+        old, self._stamp = self._stamp, object()
+        self.pools.stamp(self.rank, old, self._stamp)
+
     def _take(self) -> swa.AllocatorState:
+        self.check_pools()
         return replace(self.pools.take(self.rank), config=self.config)
 
     def _put(self, state: swa.AllocatorState, sizes: np.ndarray) -> None:
@@ -90,6 +107,7 @@ class RankTree:
 
     def match(self, key: RadixKey, tokens: np.ndarray) -> tuple[np.ndarray, Place]:
         """int32[n] slots of the longest usable prefix of int32[T] `tokens`, and where it ends."""
+        self.check_pools()
         coded = self.coding.known(tokens)
         space = self.spaces.find((key.extra_key, key.dp_rank))
         if space is None or len(coded) == 0:
@@ -111,28 +129,35 @@ class RankTree:
         frees_rest: bool,
     ) -> Handover:
         """Hands int32[T] `slots` of as many tokens over; see `tree_calls.insert`."""
+        self.check_pools()
         self._prune_names()
         coded = self.coding.code(tokens)
         space = self.spaces.number((key.extra_key, key.dp_rank))
         rows = np.stack([padded(np.resize(coded, len(slots))), padded(slots)])
-        numbers = [len(coded), len(slots), space, previous, evicted, int(frees_rest)]
+        marks = (min(previous, len(slots)), min(evicted, len(slots)))
+        numbers = [len(coded), len(slots), space, *marks, int(frees_rest)]
         self.cache, state, news = tree_calls.insert(
             self.cache, self._take(), rows, np.array(numbers, np.int32)
         )
         host = np.asarray(news)
         already, length, page, born = (int(one) for one in host[-6:-2])
         self._put(state, host[-2:])
+        self._changed()
         return Handover(host[: len(slots)].copy(), already, length, Place(page, born, length))
 
     def evict(self, full_tokens: int, swa_tokens: int) -> tuple[int, int]:
         """Full and SWA tokens that went."""
         size = self.page_size
-        numbers = [-(-max(0, wanted) // size) * size for wanted in (full_tokens, swa_tokens)]
+        most = max(self.config.full_tokens, self.config.swa_tokens)  # nobody can want more
+        wanted = [min(max(0, tokens), most) for tokens in (full_tokens, swa_tokens)]
+        numbers = [-(-tokens // size) * size for tokens in wanted]
         self.cache, state, news = tree_calls.evict(
             self.cache, self._take(), np.array(numbers, np.int32)
         )
         host = np.asarray(news)
         self._put(state, host[2:])
+        if host[:2].any():
+            self._changed()
         return int(host[0]), int(host[1])
 
     def lock(self, place: Place, *, whole_window: bool) -> Lock:
@@ -159,14 +184,20 @@ class RankTree:
         self._locks[(place.page, place.born, lock.boundary)].append(lock)
         return lock
 
-    def unlock(self, place: Place, boundary: int) -> None:
-        """Undoes one of the locks on a node with this boundary."""
+    def standing(self, place: Place, boundary: int) -> list[Lock]:
+        """The locks on a node with this boundary; raises where there is none."""
+        self.check_pools()
         standing = self._locks.get((place.page, place.born, boundary))
         if not standing:
             raise MisuseError(
                 f"no such lock stands on page {place.page}: give dec_lock_ref the node and the "
                 "swa_uuid_for_lock of one inc_lock_ref, once"
             )
+        return standing
+
+    def unlock(self, place: Place, boundary: int) -> None:
+        """Undoes one of the locks on a node with this boundary."""
+        standing = self.standing(place, boundary)
         self.cache = tree_calls.unlock(self.cache, standing.pop().receipt)
         if not standing:
             del self._locks[(place.page, place.born, boundary)]
@@ -175,6 +206,8 @@ class RankTree:
         """Forgets every prefix and lock; the pages stay held."""
         self.cache = prefix_cache.reset(self.cache)
         self._locks.clear()
+        self.pools.stamp(self.rank, self._stamp, None)
+        self._stamp = None
         self._forget_names()
         self.epoch += 1
 

@@ -3,7 +3,9 @@
 import numpy as np
 
 from swa_jax import PoolConfig
+from swa_jax.compat.common.host_arrays import host_ints
 from swa_jax.compat.common.host_pools import HostPools
+from swa_jax.compat.common.pool_sizes import rank_tokens
 from swa_jax.compat.common.pure_shell import PureShell, same_slots
 from swa_jax.compat.common.swa_shell import SwaShell, hybrid_config, mapping_views, tell_kvcache
 from swa_jax.compat.common.types import Cache, HostInts
@@ -47,7 +49,7 @@ class _TwoSided(SwaShell, BaseTokenToKVPoolAllocator):
           int32[extend_num_tokens] full slots, or None.
         """
         rows = prefix_lens, seq_lens, last_loc
-        tails = np.broadcast_to(np.asarray(swa_tail_len), np.shape(seq_lens))
+        tails = host_ints("swa_tail_len", swa_tail_len)
         return self.pools.extend(rows, extend_num_tokens, dp_rank, swa_tails=tails)
 
 
@@ -92,7 +94,7 @@ class PureSWATokenToKVPoolAllocator(PureShell, _TwoSided):
 
     def __init__(self, size_swa: int, kvcache: Cache, page_size: int = 1, dp_size: int = 1) -> None:
         """All pages free; see the class."""
-        tokens = size_swa // page_size // dp_size * page_size
+        tokens = rank_tokens("size_swa", size_swa, page_size, dp_size)
         pools = HostPools(PoolConfig.pure_swa(tokens, page_size), dp_size)
         super().__init__(size_swa, page_size, kvcache, dp_size, pools)
         self._size_full = self._size_swa = size_swa

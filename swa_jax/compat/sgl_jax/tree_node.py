@@ -106,6 +106,10 @@ class Tree(Protocol):
         """The first nodes of all prefixes of all ranks."""
         ...
 
+    def known(self, node: "TreeNode") -> "TreeNode":
+        """The object that stands for a node equal to `node`; `node` itself where there is none."""
+        ...
+
     def key_of(self, rank: int, namespace: int, coded: np.ndarray) -> RadixKey:
         """The key behind the core's tokens and namespace."""
         ...
@@ -145,6 +149,11 @@ class TreeNode:
 
     def __hash__(self) -> int:
         return hash(self._identity)
+
+    def __reduce__(self) -> tuple[Callable[..., "TreeNode"], tuple[object, ...]]:
+        """For `copy.deepcopy` and `pickle`: a node of the cache that is copied with it."""
+        where = (self.rank, self.page, self.born, self.depth, self.epoch)
+        return _node_of, (self.tree, *where)
 
     def __lt__(self, other: "TreeNode") -> bool:
         return self.last_access_time < other.last_access_time
@@ -243,3 +252,9 @@ class TreeNode:
 
     def _is_held(self, page: int) -> bool:
         return self.tree.is_held(self.rank, page)
+
+
+def _node_of(tree: Tree, rank: int, page: int, born: int, depth: int, epoch: int) -> TreeNode:
+    node = TreeNode(tree, rank, page, born, depth, epoch)
+    # A cache that is itself being copied has no nodes yet.
+    return tree.known(node) if hasattr(tree, "_nodes") else node

@@ -8,9 +8,10 @@ from swa_jax.compat.common.errors import MisuseError
 from swa_jax.compat.common.host_pools import HostPools
 from swa_jax.compat.common.pool_shell import PoolShell
 from swa_jax.compat.common.types import Cache, HostInts, Plain, Slots
+from swa_jax.compat.sglang.scheduler_hooks import SchedulerHooks
 
 
-class BaseTokenToKVPoolAllocator(PoolShell):
+class BaseTokenToKVPoolAllocator(PoolShell, SchedulerHooks):
     """An allocator with int64 slots in and out. See `PoolShell`.
 
     Lengths come twice in this interface; those named `*_cpu` are read, so nothing waits for a
@@ -62,7 +63,10 @@ class BaseTokenToKVPoolAllocator(PoolShell):
 
     @property
     def free_group(self) -> list[Slots] | None:
-        """The arrays that the open group has queued, None where none is open; to look at."""
+        """The arrays that frees in the open group named, None where none is open; to look at.
+
+        Pages that a tree over these pools gives up in the group are not among them.
+        """
         if not self.pools.group_open:
             return None
         return [self._out(slots) for slots in self.pools.queued[0]]

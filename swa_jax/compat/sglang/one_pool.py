@@ -2,6 +2,7 @@
 
 from swa_jax import PoolConfig
 from swa_jax.compat.common.host_pools import HostPools
+from swa_jax.compat.common.pool_sizes import rank_tokens
 from swa_jax.compat.common.types import Cache, Plain
 from swa_jax.compat.sglang.base import BaseTokenToKVPoolAllocator
 
@@ -33,8 +34,9 @@ class PagedTokenToKVPoolAllocator(BaseTokenToKVPoolAllocator):
 
     def resize(self, config: Plain) -> None:
         """Starts anew with `config.max_total_num_tokens` tokens."""
-        self._resized(int(config.max_total_num_tokens))
-        self.pools.resize(_one_pool(self.size, self.page_size))
+        size = int(config.max_total_num_tokens)
+        self.pools.resize(_one_pool(size, self.page_size))
+        self._resized(size)
 
 
 class TokenToKVPoolAllocator(PagedTokenToKVPoolAllocator):
@@ -57,4 +59,4 @@ class TokenToKVPoolAllocator(PagedTokenToKVPoolAllocator):
 
 def _one_pool(size: int, page_size: int) -> PoolConfig:
     """The core's one-pool configuration: a page is its own SWA side."""
-    return PoolConfig.pure_swa(size // page_size * page_size, page_size)
+    return PoolConfig.pure_swa(rank_tokens("size", size, page_size), page_size)

@@ -4,16 +4,19 @@ import numpy as np
 
 from swa_jax import PoolConfig
 from swa_jax.compat.common.errors import MisuseError
+from swa_jax.compat.common.host_arrays import host_ints
 from swa_jax.compat.common.host_pools import HostPools
 from swa_jax.compat.common.mapping_view import MappingView
+from swa_jax.compat.common.pool_sizes import rank_tokens
 from swa_jax.compat.common.pure_shell import PureShell, same_slots
 from swa_jax.compat.common.swa_shell import SwaShell, hybrid_config, mapping_views, tell_kvcache
 from swa_jax.compat.common.types import Cache, HostInts, Plain, Slots
 from swa_jax.compat.sglang.base import BaseTokenToKVPoolAllocator
+from swa_jax.compat.sglang.scheduler_hooks import SwaSchedulerHooks
 from swa_jax.compat.sglang.side import OneSide
 
 
-class SWATokenToKVPoolAllocator(SwaShell, BaseTokenToKVPoolAllocator):
+class SWATokenToKVPoolAllocator(SwaShell, SwaSchedulerHooks, BaseTokenToKVPoolAllocator):
     """Full and SWA slots together: both or none.
 
     Args:
@@ -62,7 +65,7 @@ class SWATokenToKVPoolAllocator(SwaShell, BaseTokenToKVPoolAllocator):
         if self._req_to_token_pool is None:
             raise MisuseError("with a ring for each request, req_to_token_pool says how many")
         requests, ring = self._req_to_token_pool.available_size(), self.swa_ring_cost_tokens
-        full = size // self.page_size * self.page_size
+        full = rank_tokens("size", size, self.page_size)
         return PoolConfig(full, requests * ring, self.page_size, self._ring - 1, ring_tokens=ring)
 
     def _take_sizes(self, size: int, size_swa: int) -> None:
@@ -133,21 +136,12 @@ class SWATokenToKVPoolAllocator(SwaShell, BaseTokenToKVPoolAllocator):
           int64[extend_num_tokens] full slots, or None.
         """
         rows = prefix_lens_cpu, seq_lens_cpu, last_loc
-        tails = np.broadcast_to(np.asarray(swa_tail_len), np.shape(seq_lens_cpu))
+        tails = host_ints("swa_tail_len", swa_tail_len)
         return self._granted(self.pools.extend(rows, extend_num_tokens, swa_tails=tails))
 
     def translate_swa_indices_for_transfer(self, kv_indices: HostInts) -> Slots:
         """int64[...] places in the SWA buffers of int[...] full slots."""
         return self.translate_loc_from_full_to_swa(kv_indices)
-
-    def swa_capacity_and_available(
-        self, *, full_capacity: int, swa_capacity: int
-    ) -> tuple[tuple[int, int], tuple[int, int]]:
-        """For either pool the capacity given, and the tokens that can be granted."""
-        return (full_capacity, self.full_available_size()), (
-            swa_capacity,
-            self.swa_available_size(),
-        )
 
     def resize(self, config: Plain) -> None:
         """Starts anew with `full_max_total_num_tokens` and `swa_max_total_num_tokens` of `config`.
@@ -185,7 +179,8 @@ class PureSWATokenToKVPoolAllocator(PureShell, SWATokenToKVPoolAllocator):
         need_sort: bool,
     ) -> None:
         """All slots free; see the class."""
-        pools = HostPools(PoolConfig.pure_swa(size_swa // page_size * page_size, page_size))
+        tokens = rank_tokens("size_swa", size_swa, page_size)
+        pools = HostPools(PoolConfig.pure_swa(tokens, page_size))
         self._ring = self._req_to_token_pool = None
         rest = (dtype, device, kvcache, need_sort, pools)
         BaseTokenToKVPoolAllocator.__init__(self, size_swa, page_size, *rest)
