@@ -11,7 +11,7 @@ from swa_jax.compat.sgl_jax import DecLockRefParams, EvictParams, EvictResult, M
 from tests.test_compat_allocators import FULL, OF_SWA, PAGE, new_sglang, new_swa, no_faults, sizes
 from tests.test_compat_radix_cache import FULL as TREE_FULL
 from tests.test_compat_radix_cache import SWA as TREE_SWA
-from tests.test_compat_radix_cache import Engine, Request
+from tests.test_compat_radix_cache import Engine, Request, Rows
 
 # Numbers.
 
@@ -324,3 +324,22 @@ def test_a_tree_in_a_group_queues_beside_what_is_shown():
     assert engine.pool.free_group == [[]]
     engine.pool.free_group_end()
     assert engine.available == (TREE_FULL, TREE_SWA)
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_slots_that_are_not_a_row_are_not_inserted(shift):
+    """Frees are whole pages: pages that only touch the given slots would have gone with them."""
+    allocator = sgl_jax.SWATokenToKVPoolAllocator(64, 64, None, 4)
+    cache = sgl_jax.SWARadixCache(Rows(), allocator, 8, 4)
+    slots = allocator.alloc(12)
+    before = allocator.available_size()
+    value = slots[1:9] if shift > 0 else slots[::-1][:8]
+    with pytest.raises(MisuseError, match="in token order"):
+        cache.insert(sgl_jax.InsertParams(key=sgl_jax.RadixKey(list(range(8))), value=value))
+    with pytest.raises(MisuseError, match="key must be"):
+        cache.insert(sgl_jax.InsertParams(value=slots))
+    assert allocator.available_size() == before
+    assert (
+        cache.insert(sgl_jax.InsertParams(key=sgl_jax.RadixKey(list(range(8))), value=slots[:8]))
+        == 0
+    )

@@ -72,6 +72,7 @@ def test_a_reservation_is_refused_where_a_fork_holds_the_room():
     inbox = disagg.new_inbox(CONFIG, 2, 16)
     inbox, state, cache, got = disagg.preallocate(inbox, state, cache, jnp.arange(100, 116), 8)
     assert not got.ok
+    assert cache is not None
     assert (int(got.full_short), int(got.swa_short)) == (2, 2)
     disagg.check(inbox, state, cache)
     assert int(pc.match_prefix(cache, state, TEXT, 16)[1].length) == 16

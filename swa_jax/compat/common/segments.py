@@ -40,3 +40,23 @@ def disjoint(segments: Segments, page_size: int) -> list[tuple[np.ndarray, int]]
             )
         end_page = -(-(start + len(slots)) // page_size)
     return found
+
+
+def check_row(slots: np.ndarray, first: int, page_size: int) -> None:
+    """int32[T] slots of one request from its token 0 on stand as pages need them, from `first` on.
+
+    A page goes to whoever is given one slot of it. Padding slots stand anywhere.
+
+    Raises:
+      MisuseError: a slot at another place of its page than its token, or two pages where one goes.
+    """
+    place = np.arange(len(slots))
+    start = slots[place - place % page_size]
+    wrong = (slots != start + place % page_size) | (start % page_size != 0)
+    wrong &= (place >= first) & (slots >= page_size)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise MisuseError(
+            f"slots must be those of one request in token order with page_size={page_size}; token "
+            f"{at} has slot {int(slots[at])}, its page begins with slot {int(start[at])}"
+        )

@@ -20,6 +20,7 @@ import numpy as np
 from swa_jax.compat.common.errors import MisuseError
 from swa_jax.compat.common.host_arrays import host_int, host_ints
 from swa_jax.compat.common.host_pools import HostPools
+from swa_jax.compat.common.segments import check_row
 from swa_jax.compat.sgl_jax.absent import NoOtherTier
 from swa_jax.compat.sgl_jax.keys import RadixKey, as_key, child_key_fn
 from swa_jax.compat.sgl_jax.params import (
@@ -134,11 +135,14 @@ class SWARadixCache(NoOtherTier, TreeShows):
           Tokens of the key that were cached before.
 
         Raises:
-          MisuseError: before anything has changed.
+          MisuseError: no key, unequal numbers of tokens and slots, slots that are not those of one
+            request in order, lengths below 0 or off a page; before anything has changed.
         """
-        key = as_key([] if params.key is None else params.key)
         if self.disable:
             return 0
+        if params.key is None:
+            raise MisuseError("InsertParams.key must be a RadixKey or tokens, got None")
+        key = as_key(params.key)
         value = key.token_ids if params.value is None else params.value
         done = self._insert(
             key, value, params.prev_prefix_len, params.swa_evicted_seqlen, frees_rest=True
@@ -163,6 +167,7 @@ class SWARadixCache(NoOtherTier, TreeShows):
                 f"swa_evicted_seqlen must be a multiple of page_size={self.page_size}, "
                 f"got {evicted}"
             )
+        check_row(slots, previous, self._pools.config.page_size)
         if len(slots) == 0:
             return Handover(slots, 0, 0, _NOWHERE)
         tree = self._trees[self._rank(key.dp_rank)]
