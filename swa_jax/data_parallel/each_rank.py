@@ -1,0 +1,79 @@
+"""The same transition for every rank: by `vmap` on one device, by `shard_map` over a mesh."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from swa_jax.inputs import whole_number
+
+T = TypeVar("T")
+
+
+def new_ranks(
+    make: Callable[[], T], ranks: int, *, mesh: Mesh | None = None, axis: str = "data"
+) -> T:
+    """One fresh pytree a rank, as one pytree whose leaves have a leading axis.
+
+    Args:
+      make: makes it for one rank, `lambda: swa.init(config)` say.
+      ranks: R, a multiple of the devices along `axis` where there is a mesh.
+      mesh: devices to spread the ranks over; none: they stay together.
+      axis: the mesh's axis. Along its other axes every device has a copy.
+
+    Returns:
+      What `make` makes, leaves [R, ...].
+
+    Raises:
+      ValueError: no ranks, no such axis, or ranks that do not fit it.
+    """
+    count = whole_number("ranks", ranks, 1)
+    spread = None if mesh is None else _sharding(mesh, axis, count)
+    made = jax.jit(lambda: jax.vmap(lambda _: make())(jnp.arange(count)), out_shardings=spread)
+    return made()
+
+
+def each_rank(
+    call: Callable[..., Any], *, mesh: Mesh | None = None, axis: str = "data"
+) -> Callable[..., Any]:
+    """`call` for every rank: each of its arguments and results gains a leading axis [R].
+
+    Over a mesh each device works on its own ranks and hears of no other: the compiled program has
+    no collective in it. Compile it as any other function (`jax.jit(..., donate_argnums=0)`), call
+    it in a loop of your own, or nest it in one.
+
+    Args:
+      call: a transition, or several, of one rank. Static arguments belong inside it.
+      mesh: as for `new_ranks`.
+      axis: as for `new_ranks`.
+
+    Raises:
+      ValueError: the mesh has no such axis.
+    """
+    batched = jax.vmap(call)
+    if mesh is None:
+        return batched
+    to = _sharding(mesh, axis, 0)
+    # Loops of a transition carry constants beside what differs by rank: nothing to check there.
+    return jax.shard_map(
+        batched, mesh=to.mesh, in_specs=to.spec, out_specs=to.spec, check_vma=False
+    )
+
+
+def one_rank(ranks: T, rank: int) -> T:
+    """The pytree of one rank, to look at: leaves lose their leading axis."""
+    return jax.tree.map(lambda leaf: leaf[rank], ranks)
+
+
+def _sharding(mesh: Mesh, axis: str, ranks: int) -> NamedSharding:
+    if axis not in mesh.axis_names:
+        raise ValueError(f"axis must be one of the mesh's {mesh.axis_names}, got {axis!r}")
+    devices = mesh.shape[axis]
+    if ranks % devices:
+        raise ValueError(
+            f"ranks must be a multiple of the {devices} devices along {axis!r}, got {ranks}"
+        )
+    # Placed, not typed: what is computed from a state elsewhere may lie as the compiler likes.
+    return NamedSharding(Mesh(mesh.devices, mesh.axis_names), PartitionSpec(axis))

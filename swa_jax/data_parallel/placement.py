@@ -1,0 +1,158 @@
+"""Which rank a request goes to: where its prefix is, unless that rank is too busy."""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from swa_jax.counts import free_pages, held_pages
+from swa_jax.inputs import Ints, as_int32
+from swa_jax.paging import look_up, page_of, pages_for
+from swa_jax.prefix_cache import (
+    PrefixCache,
+    full_evictable_size,
+    match_prefix,
+    swa_evictable_size,
+)
+from swa_jax.prefix_cache.leaving import may_leave
+from swa_jax.state import AllocatorState
+from swa_jax.window import most_swa_pages
+
+_LEAST = -(2**31)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["full_room", "swa_room", "busy"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class Loads:
+    """What each rank has left, in tokens. int32[R] each."""
+
+    full_room: jax.Array  # full tokens that are free or may be evicted
+    swa_room: jax.Array  # SWA tokens likewise
+    busy: jax.Array  # full tokens held and not evictable: by running requests and locks
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["rank", "hit", "fits"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class Placement:
+    """Where a request should go."""
+
+    rank: jax.Array  # int32[]
+    hit: jax.Array  # int32[R] tokens of its prompt that each rank has cached
+    fits: jax.Array  # bool[R] ranks that have room for it now; `rank` is the best of them, if any
+
+
+def loads(states: AllocatorState, caches: PrefixCache | None = None) -> Loads:
+    """The global view: what each rank has left.
+
+    Args:
+      states: leaves [R, ...], from `new_ranks`.
+      caches: likewise, the trees beside them; None where there are none.
+    """
+    return _loads(states, caches)
+
+
+@jax.jit
+def _loads(states: AllocatorState, caches: PrefixCache | None) -> Loads:
+    return jax.vmap(_load)(states, caches)
+
+
+def _load(state: AllocatorState, cache: PrefixCache | None) -> Loads:
+    size = jnp.int32(state.config.page_size)
+    full, swa = (pages * size for pages in free_pages(state))
+    busy = held_pages(state)[0] * size
+    if cache is not None:
+        evictable = full_evictable_size(cache, state)
+        full, busy = full + evictable, busy - evictable
+        swa = swa + swa_evictable_size(cache, state)
+    return Loads(full, swa, busy)
+
+
+def place(
+    states: AllocatorState,
+    caches: PrefixCache,
+    tokens: Ints,
+    length: ArrayLike,
+    *,
+    max_tokens: ArrayLike | None = None,
+    waiting: Ints | None = None,
+    slack: int | None = None,
+    namespace: ArrayLike = 0,
+) -> Placement:
+    """Chooses a rank for a request.
+
+    Of the ranks that have room for it, and whose load is at most `slack` above the least loaded
+    one's: the one with the longest usable prefix, then the least loaded, then the first. Where none
+    has room, all are asked. Nothing changes: the match counts as a use only where the request is
+    admitted.
+
+    Args:
+      states: leaves [R, ...].
+      caches: likewise.
+      tokens: int32[T] the prompt, padded with anything.
+      length: int32[] tokens of it that count. At least the last one is computed again.
+      max_tokens: int32[] the most tokens that the request can come to; its length by default.
+      waiting: int32[R] tokens of requests that were sent to each rank and hold nothing yet; none
+        by default. Add this request's where it goes.
+      slack: how many tokens of load a longer prefix may cost, static; a quarter of a rank's full
+        pool by default.
+      namespace: int32[] as for `prefix_cache.match_prefix`.
+
+    Returns:
+      `Placement`.
+    """
+    ranks = states.group_open.shape[0]
+    behind = jnp.zeros(ranks, jnp.int32) if waiting is None else as_int32("waiting", waiting, 1)
+    if behind.shape[0] != ranks:
+        raise ValueError(f"waiting must have one entry a rank, {ranks}, got {behind.shape[0]}")
+    row, count = as_int32("tokens", tokens, 1), as_int32("length", length, 0)
+    most = count if max_tokens is None else as_int32("max_tokens", max_tokens, 0)
+    room = states.config.full_tokens // 4 if slack is None else slack
+    return _place(
+        states, caches, row, count, most, behind, as_int32("namespace", namespace, 0), room
+    )
+
+
+@functools.partial(jax.jit, static_argnames="slack")
+def _place(
+    states: AllocatorState,
+    caches: PrefixCache,
+    tokens: jax.Array,
+    length: jax.Array,
+    most: jax.Array,
+    waiting: jax.Array,
+    namespace: jax.Array,
+    slack: int,
+) -> Placement:
+    config, load = states.config, _loads(states, caches)
+    size = jnp.int32(config.page_size)
+
+    def look(state: AllocatorState, cache: PrefixCache) -> tuple[jax.Array, jax.Array]:
+        known = jnp.maximum(length - 1, 0)
+        match = match_prefix(cache, state, tokens, known, namespace=namespace)[1]
+        nodes = page_of(match.slots[:: config.page_size], config.page_size)
+        keeps = look_up(may_leave(cache, state), nodes, False)  # the root, padding, never leaves
+        return match.length, jnp.sum(keeps, dtype=jnp.int32) * size
+
+    hits, kept = jax.vmap(look)(states, caches)
+    full_need = pages_for(jnp.maximum(most, length), config.page_size) * size
+    swa_need = most_swa_pages(config, jnp.maximum(most, length)) * size
+    # What of the hit could be evicted will not be: it is no room for the rest.
+    full_room = load.full_room - kept - waiting
+    fits = (full_need - hits <= full_room) & (swa_need <= load.swa_room)
+    asked = fits | ~jnp.any(fits)
+    busy = load.busy + waiting
+    least = jnp.min(jnp.where(asked, busy, 2**31 - 1))
+    near = asked & (busy - least <= jnp.int32(slack))
+    longest = near & (hits == jnp.max(jnp.where(near, hits, jnp.int32(_LEAST))))
+    lightest = longest & (busy == jnp.min(jnp.where(longest, busy, 2**31 - 1)))
+    return Placement(jnp.argmax(lightest).astype(jnp.int32), hits, fits)
