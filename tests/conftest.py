@@ -11,6 +11,32 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
+# A module that runs inside a peer's own tests, and imports what that peer needs.
+collect_ignore = ["peers/levanter_named.py"]
+# Cases of a parametrised test of which others of the kind are always run: marked `long` here,
+# where their parameters are those of a list that is used elsewhere too.
+LONG_CASES = {
+    "test_disagg_host_machine.py::test_two_sides_and_a_host_agree_with_the_oracle[host_with_room]",
+    "test_modes.py::test_eager_jitted_scan_and_while_give_the_same_bits[tokens]",
+    "test_replay_cache.py::test_hits_are_at_least_those_of_a_host_cache_of_the_same_size",
+    (
+        "test_serving.py::test_tokens_are_those_of_a_dense_pass"
+        "[gpt-oss, page 4, window 3-cache-speculative]"
+    ),
+    (
+        "test_serving_host_tier.py::test_tokens_are_right_and_more_of_them_come_from_the_cache"
+        "[write_through]"
+    ),
+    "test_serving_loop.py::test_requests_added_between_calls_get_the_same_text[ngram]",
+    "test_serving_mutations.py::test_mutant_is_seen[a row that ends keeps its own pages (B17)]",
+    "test_serving_mutations.py::test_mutant_is_seen[drafts reserve nothing]",
+    "test_serving_mutations.py::test_mutant_is_seen[nobody is ever retracted]",
+    "test_serving_mutations.py::test_mutant_is_seen[windows are left a page too early (B24)]",
+    (
+        "test_speculation.py::test_a_model_that_drafts_for_itself_is_believed_and_knows_what_it_knows"
+        "[tree, page 1, cache, snapshot]"
+    ),
+}
 
 # JAX reads these when its first array is made, so they are set while tests are still collected.
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
@@ -103,3 +129,10 @@ def _compiles_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _is_one_of(names: tuple[str, ...], request: pytest.FixtureRequest) -> bool:
     return request.module.__name__.rpartition(".")[2].startswith(names)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the cases of `LONG_CASES`."""
+    for item in items:
+        if item.nodeid.removeprefix("tests/") in LONG_CASES:
+            item.add_marker(pytest.mark.long)
