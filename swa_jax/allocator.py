@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 
 from swa_jax.faults import fault_counts
 from swa_jax.grant import Grant, GrantPlan, commit_grant, judge, make_plan
-from swa_jax.inputs import Ints, as_bool, as_int32, check_capacity, check_rows
+from swa_jax.inputs import Ints, as_active, as_int32, as_rows, check_capacity
 from swa_jax.paging import offset_of, page_of
 from swa_jax.plan_decode import plan_decode
 from swa_jax.plan_extend import plan_extend
@@ -111,7 +111,7 @@ def alloc_extend(
 
     Laws 1, 2, 3 and 7; public reports B06, B09 and B12.
     """
-    rows = _rows(prefix_lens=prefix_lens, seq_lens=seq_lens, last_loc=last_loc)
+    rows = as_rows(prefix_lens=prefix_lens, seq_lens=seq_lens, last_loc=last_loc)
     return _extend(state, *rows, None, check_capacity(capacity))
 
 
@@ -149,7 +149,7 @@ def alloc_extend_swa_tail(
 
     Laws 1, 2, 3, 7 and 8; public reports B02, B05 and B54.
     """
-    rows = _rows(
+    rows = as_rows(
         prefix_lens=prefix_lens,
         seq_lens=seq_lens,
         last_loc=last_loc,
@@ -195,9 +195,8 @@ def alloc_decode(
 
     Laws 1, 2, 3 and 7; public reports B06 and B09.
     """
-    lens, last = _rows(seq_lens=seq_lens, last_loc=last_loc)
-    rows = jnp.ones(lens.shape, bool) if active is None else as_bool("active", active)
-    check_rows(seq_lens=lens, active=rows)
+    lens, last = as_rows(seq_lens=seq_lens, last_loc=last_loc)
+    rows = as_active(active, seq_lens=lens)
     return _decode(state, lens, last, rows)
 
 
@@ -206,9 +205,3 @@ def _decode(
     state: AllocatorState, seq_lens: jax.Array, last_loc: jax.Array, active: jax.Array
 ) -> tuple[AllocatorState, Grant]:
     return commit_grant(state, plan_decode(state, seq_lens, last_loc, active))
-
-
-def _rows(**columns: Ints) -> tuple[jax.Array, ...]:
-    arrays = {name: as_int32(name, column, 1) for name, column in columns.items()}
-    check_rows(**arrays)
-    return tuple(arrays.values())

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from swa_jax.free_blocks import free_in_blocks, pays
+from swa_jax.free_blocks import Plan, free_in_blocks, pays
 from swa_jax.inputs import Ints, as_int32
 from swa_jax.plan_free import (
     commit_free,
@@ -43,10 +43,24 @@ def free(state: AllocatorState, slots: Ints) -> AllocatorState:
 
 @functools.partial(jax.jit, static_argnames="segment")
 def _free(state: AllocatorState, slots: jax.Array, segment: bool = False) -> AllocatorState:
+    return _give_up(state, slots, plan_free, defer=state.group_open, segment=segment)
+
+
+def _give_up(
+    state: AllocatorState,
+    slots: jax.Array,
+    plan: Plan,
+    *,
+    defer: jax.Array,
+    segment: bool = False,
+    moves_full: bool = True,
+    moves_swa: bool = True,
+) -> AllocatorState:
+    """Plans and commits for the pages that int32[T] slots name: at once, or by blocks if many."""
+    how = {"defer": defer, "moves_full": moves_full, "moves_swa": moves_swa}
     if not segment and pays(state, slots):
-        return free_in_blocks(state, slots, plan_free, defer=state.group_open)
-    named = name_pages(state, slots, segment=segment)
-    return commit_free(state, plan_free(state, named), defer=state.group_open)
+        return free_in_blocks(state, slots, plan, **how)
+    return commit_free(state, plan(state, name_pages(state, slots, segment=segment)), **how)
 
 
 def free_segment(state: AllocatorState, slots: Ints) -> AllocatorState:
@@ -108,18 +122,9 @@ def free_swa(
 
 @functools.partial(jax.jit, static_argnames="segment")
 def _free_swa(state: AllocatorState, slots: jax.Array, segment: bool = False) -> AllocatorState:
-    if not segment and pays(state, slots):
-        return _free_swa_in_blocks(state, slots, state.group_open)
-    named = name_pages(state, slots, segment=segment)
-    plan = plan_free_swa(state, named)
-    return commit_free(state, plan, defer=state.group_open, moves_full=state.config.pure_swa_pool)
-
-
-def _free_swa_in_blocks(
-    state: AllocatorState, slots: jax.Array, defer: jax.Array
-) -> AllocatorState:
     pure = state.config.pure_swa_pool
-    return free_in_blocks(state, slots, plan_free_swa, defer=defer, moves_full=pure)
+    defer = state.group_open
+    return _give_up(state, slots, plan_free_swa, defer=defer, segment=segment, moves_full=pure)
 
 
 @jax.jit
@@ -173,11 +178,7 @@ def free_full(state: AllocatorState, slots: Ints) -> AllocatorState:
 
 @jax.jit
 def _free_full(state: AllocatorState, slots: jax.Array) -> AllocatorState:
-    if pays(state, slots):
-        defer = state.group_open
-        return free_in_blocks(state, slots, plan_free_full, defer=defer, moves_swa=False)
-    plan = plan_free_full(state, name_pages(state, slots))
-    return commit_free(state, plan, defer=state.group_open, moves_swa=False)
+    return _give_up(state, slots, plan_free_full, defer=state.group_open, moves_swa=False)
 
 
 def free_swa_grouped(state: AllocatorState, slots: Ints) -> AllocatorState:
@@ -200,7 +201,5 @@ def free_swa_grouped(state: AllocatorState, slots: Ints) -> AllocatorState:
 
 @jax.jit
 def _free_swa_grouped(state: AllocatorState, slots: jax.Array) -> AllocatorState:
-    if pays(state, slots):
-        return _free_swa_in_blocks(state, slots, jnp.ones((), bool))
-    plan = plan_free_swa(state, name_pages(state, slots))
-    return commit_free(state, plan, defer=jnp.ones((), bool), moves_full=state.config.pure_swa_pool)
+    pure, defer = state.config.pure_swa_pool, jnp.ones((), bool)
+    return _give_up(state, slots, plan_free_swa, defer=defer, moves_full=pure)

@@ -77,6 +77,21 @@ def check_rows(**arrays: jax.Array) -> None:
         raise ValueError(f"a batch takes 1 .. {MAX_ROWS} rows, got {lengths}")
 
 
+def as_rows(**columns: Ints) -> tuple[jax.Array, ...]:
+    """The columns of a batch as int32[B] each, of one length."""
+    arrays = {name: as_int32(name, column, 1) for name, column in columns.items()}
+    check_rows(**arrays)
+    return tuple(arrays.values())
+
+
+def as_active(active: ArrayLike | list[bool] | None, **column: jax.Array) -> jax.Array:
+    """bool[B] rows of a batch that take part, all by default; `column` is one of the batch's."""
+    (rows,) = column.values()
+    marks = jnp.ones(rows.shape[0], bool) if active is None else as_bool("active", active)
+    check_rows(**column, active=marks)
+    return marks
+
+
 def check_capacity(capacity: int) -> int:
     """A static room for slots: a positive int below 2^31 that is known before tracing."""
     if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer):

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from swa_jax.config import PoolConfig
 from swa_jax.faults import add_faults, fault_counts
-from swa_jax.inputs import Ints, as_bool, as_int32, check_rows
+from swa_jax.inputs import Ints, as_active, as_int32, check_rows
 from swa_jax.paging import first_places
 from swa_jax.pool import give_back, is_held, nowhere, peek, take
 from swa_jax.rank import rank
@@ -70,8 +70,7 @@ def ring_acquire(
     _needs_rings(state.config, "ring_acquire")
     held = as_int32("rings", rings, 1)
     check_rows(rings=held)
-    rows = jnp.ones(held.shape, bool) if active is None else as_bool("active", active)
-    check_rows(rings=held, active=rows)
+    rows = as_active(active, rings=held)
     return _acquire(state, held, rows)
 
 

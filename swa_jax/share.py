@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.grant import commit_grant, judge, make_plan
-from swa_jax.inputs import Ints, as_bool, as_int32, check_lengths, check_rows
+from swa_jax.inputs import Ints, as_active, as_bool, as_int32, as_rows, check_lengths
 from swa_jax.paging import look_up, offset_of
 from swa_jax.plan_free import NamedPages, holders_here, name_pages, swa_side
 from swa_jax.pool import count_holders, holders_of, nowhere, peek
@@ -146,10 +146,8 @@ def copy_on_write(
 
     Laws 2, 3 and 7.
     """
-    lens, last = as_int32("seq_lens", seq_lens, 1), as_int32("last_loc", last_loc, 1)
-    check_rows(seq_lens=lens, last_loc=last)
-    rows = jnp.ones(lens.shape, bool) if active is None else as_bool("active", active)
-    check_rows(seq_lens=lens, active=rows)
+    lens, last = as_rows(seq_lens=seq_lens, last_loc=last_loc)
+    rows = as_active(active, seq_lens=lens)
     return _copy_on_write(state, lens, last, rows)
 
 

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from swa_jax.config import PoolConfig
 from swa_jax.faults import add_faults, fault_counts
-from swa_jax.inputs import Ints, as_bool, as_int32, check_rows
+from swa_jax.inputs import Ints, as_active, as_int32, check_rows
 from swa_jax.paging import floor_to_page, offset_of, pages_for
 from swa_jax.plan_free import commit_free, name_pages, plan_free_swa
 from swa_jax.state import PAD_SLOT, AllocatorState
@@ -107,8 +107,7 @@ def free_out_of_window(
     lens = as_int32("seq_lens", seq_lens, 1)
     evicted = as_int32("evicted_lens", evicted_lens, 1)
     check_rows(req_to_token=table, seq_lens=lens, evicted_lens=evicted)
-    rows = jnp.ones(lens.shape, bool) if active is None else as_bool("active", active)
-    check_rows(seq_lens=lens, active=rows)
+    rows = as_active(active, seq_lens=lens)
     kept = None if insert_lens is None else as_int32("insert_lens", insert_lens, 1)
     if kept is not None:
         check_rows(seq_lens=lens, insert_lens=kept)
