@@ -17,10 +17,10 @@ DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # one pip at a time in one environment
-.PHONY: help demo test lint types format bench peers clean
+.PHONY: help demo test lint types format bench bench-check peers clean
 
 help: ## Say what each target does
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
 
 demo: $(DEMO) ## Replay 1,000 requests of a real trace in 40 GiB of KV memory
 	$(BIN)/swa-jax replay mooncake-conversation --model gpt-oss-20b --hbm 40GiB
@@ -39,8 +39,14 @@ format: $(DEV) ## Rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(BENCH) ## Time each transition
-	$(BIN)/python -m benchmarks.transitions
+bench: $(BENCH) ## Time all beside other engines (benchmarks/peers.py: how to add them), into benchmarks/results
+	$(BIN)/python -m benchmarks.transitions --results benchmarks/results
+	$(BIN)/python -m benchmarks.prefix_cache --results benchmarks/results
+	$(BIN)/python -m benchmarks.whole_replay --results benchmarks/results
+
+bench-check: $(BENCH) ## Time transitions again; is any slower than benchmarks/results has it?
+	$(BIN)/python -m benchmarks.transitions --results .benchmarks/new
+	$(BIN)/python -m benchmarks.check .benchmarks/new/transitions.json
 
 peers: $(PEERS) ## Install sglang's allocator, which tests and benchmarks compare with
 
@@ -72,7 +78,7 @@ $(DEMO): $(READY) pyproject.toml
 
 $(BENCH): $(READY) pyproject.toml
 	@echo "Installing swa_jax for the benchmarks"
-	@$(PIP) install -e '.[bench,cli]'
+	@$(PIP) install -e '.[bench,cli,plot]'
 	@touch $@
 
 $(PEERS): $(READY) pyproject.toml

@@ -6,27 +6,35 @@ checks before it grants (all or nothing in both pools), and works by page where 
 a page are one `range`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 
 import numpy as np
 
+from benchmarks.side import BySlots
+from benchmarks.workload import Point
 
-class FreeListAllocator:
+
+class FreeListAllocator(BySlots):
     """Both pools hold `tokens` tokens; page 0 is padding."""
 
     name = "plain Python"
     lacks: frozenset[str] = frozenset()
-    pads = False
 
     def __init__(self, tokens: int, page_size: int) -> None:
         """All pages are free, lowest first."""
-        pages = tokens // page_size
+        pages = self.last_page = tokens // page_size
         self._page_size = page_size
         self._full_free = list(range(pages, 0, -1))
         self._swa_free = list(range(pages, 0, -1))
         self._full_to_swa = [0] * (pages + 1)
         self._held = bytearray(pages + 1)
         self._queue: tuple[list[int], list[int]] | None = None
+
+    @classmethod
+    def at(cls, point: Point) -> "FreeListAllocator":
+        """For the pools of a point."""
+        return cls(point.pool_tokens, point.page_size)
 
     def native(self, values: np.ndarray) -> list[int]:
         """A list of ints."""
@@ -40,20 +48,33 @@ class FreeListAllocator:
         """Tokens that can be granted: full, SWA."""
         return len(self._full_free) * self._page_size, len(self._swa_free) * self._page_size
 
-    def extend(
-        self,
-        prefix_lens: Sequence[int],
-        seq_lens: Sequence[int],
-        last_loc: Sequence[int],
-        num_tokens: int,
-    ) -> list[int]:
+    def extend(self, rows: tuple[Sequence[int], ...], num_tokens: int) -> list[int]:
         """Slots of the new tokens, row by row."""
+        needed = sum(self._pages_for(*row) for row in zip(*rows[:2], strict=True))
+        return self._laid_out(rows, iter(self._take(needed, needed)), num_tokens)
+
+    def extend_tail(
+        self, rows: tuple[Sequence[int], ...], tails: Sequence[int], num_tokens: int
+    ) -> list[int]:
+        """As `extend`; only the pages of each row's tail get an SWA page."""
         size = self._page_size
-        rows = list(zip(prefix_lens, seq_lens, last_loc, strict=True))
-        needed = sum(-(-seq // size) - -(-prefix // size) for prefix, seq, _ in rows)
-        pages = iter(self._take(needed))
+        in_tail: list[bool] = []
+        for prefix, seq, tail in zip(*rows[:2], tails, strict=True):
+            count, mapped = self._pages_for(prefix, seq), -(-tail // size)
+            in_tail += [False] * (count - mapped) + [True] * mapped
+        pages = self._take(len(in_tail), sum(in_tail), in_tail)
+        return self._laid_out(rows, iter(pages), num_tokens)
+
+    def _pages_for(self, prefix: int, seq: int) -> int:
+        return -(-seq // self._page_size) - -(-prefix // self._page_size)
+
+    def _laid_out(
+        self, rows: tuple[Sequence[int], ...], pages: Iterator[int], num_tokens: int
+    ) -> list[int]:
+        """Slots of the new tokens: what is left of each row's last page, then new pages."""
+        size = self._page_size
         slots: list[int] = []
-        for prefix, seq, last in rows:
+        for prefix, seq, last in zip(*rows, strict=True):
             left = seq - prefix
             rest = min(left, -prefix % size)  # what still fits the row's last page
             slots.extend(range(last + 1, last + 1 + rest))
@@ -66,26 +87,31 @@ class FreeListAllocator:
             raise RuntimeError(f"extend gave {len(slots)} slots for {num_tokens} tokens")
         return slots
 
-    def decode(self, seq_lens: Sequence[int], last_loc: Sequence[int]) -> list[int]:
+    def decode(self, seq_lens: Sequence[int], last: Sequence[int]) -> list[int]:
         """One slot a row."""
         size = self._page_size
-        slots = [last + 1 for last in last_loc]
+        slots = [slot + 1 for slot in last]
         opening = [row for row, seq in enumerate(seq_lens) if seq % size == 1 or size == 1]
-        for row, page in zip(opening, self._take(len(opening)), strict=True):
+        for row, page in zip(opening, self._take(len(opening), len(opening)), strict=True):
             slots[row] = page * size
         return slots
 
-    def _take(self, count: int) -> list[int]:
-        """Full pages, each mapped to an SWA page of its own."""
-        if count > len(self._full_free) or count > len(self._swa_free):
+    def _take(self, count: int, mapped: int, is_mapped: list[bool] | None = None) -> list[int]:
+        """Full pages; all of them, or those marked, are mapped to an SWA page of their own."""
+        if count > len(self._full_free) or mapped > len(self._swa_free):
             raise RuntimeError(f"no {count} free pages")
         if count == 0:
             return []
-        full, swa = self._full_free[-count:], self._swa_free[-count:]
-        del self._full_free[-count:], self._swa_free[-count:]
-        for page, peer in zip(full, swa, strict=True):
-            self._full_to_swa[page] = peer
+        full = self._full_free[-count:]
+        del self._full_free[-count:]
+        for page in full:
             self._held[page] = 1
+        if mapped:
+            swa = self._swa_free[-mapped:]
+            del self._swa_free[-mapped:]
+            with_swa = full if is_mapped is None else compress(full, is_mapped)
+            for page, peer in zip(with_swa, swa, strict=True):
+                self._full_to_swa[page] = peer
         return full
 
     def free(self, slots: Sequence[int]) -> None:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import swa_jax as swa
 
 Release: TypeAlias = Callable[[swa.AllocatorState, jax.Array], swa.AllocatorState]
+# int32[B] each: prefix_lens, seq_lens, last_loc.
+Rows: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnames="steps")
@@ -34,14 +36,49 @@ def decode_loop(
     return carry[0], slots, jnp.all(granted)
 
 
-@functools.partial(jax.jit, donate_argnums=0, static_argnames=("release", "steps", "num_tokens"))
-def turnover_loop(
+@functools.partial(jax.jit, donate_argnums=0, static_argnames=("steps", "num_tokens"))
+def extend_loop(
     state: swa.AllocatorState,
-    rows: tuple[jax.Array, jax.Array, jax.Array],
+    rows: Rows,
+    tails: jax.Array | None = None,
     *,
-    release: Release,
     steps: int,
     num_tokens: int,
+) -> tuple[swa.AllocatorState, jax.Array, jax.Array]:
+    """Grants a batch of prompts, `steps` times; SWA slots for int32[B] `tails` where given.
+
+    Returns:
+      The state, int32[steps, num_tokens] slots, bool[] whether every step was granted.
+    """
+
+    def step(
+        state: swa.AllocatorState, _: None
+    ) -> tuple[swa.AllocatorState, tuple[jax.Array, jax.Array]]:
+        if tails is None:
+            state, grant = swa.alloc_extend(state, *rows, capacity=num_tokens)
+        else:
+            state, grant = swa.alloc_extend_swa_tail(state, *rows, tails, capacity=num_tokens)
+        return state, (grant.slots, grant.ok)
+
+    state, (slots, granted) = jax.lax.scan(step, state, None, length=steps)
+    return state, slots, jnp.all(granted)
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnames="release")
+def release_loop(
+    state: swa.AllocatorState, sets: jax.Array, *, release: Release
+) -> swa.AllocatorState:
+    """Releases int32[N, T] sets of slots that were granted before, one after the other."""
+
+    def step(state: swa.AllocatorState, slots: jax.Array) -> tuple[swa.AllocatorState, None]:
+        return release(state, slots), None
+
+    return jax.lax.scan(step, state, sets)[0]
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnames=("release", "steps", "num_tokens"))
+def turnover_loop(
+    state: swa.AllocatorState, rows: Rows, *, release: Release, steps: int, num_tokens: int
 ) -> tuple[swa.AllocatorState, jax.Array]:
     """Grants a batch of prompts and releases it again, `steps` times.
 
@@ -60,11 +97,6 @@ def turnover_loop(
 def release_by_side(state: swa.AllocatorState, slots: jax.Array) -> swa.AllocatorState:
     """The window passes, then the request ends."""
     return swa.free_full(swa.free_swa(state, slots), slots)
-
-
-def release_segment(state: swa.AllocatorState, slots: jax.Array) -> swa.AllocatorState:
-    """The request ends; its slots are in token order."""
-    return swa.free_segment(state, slots)
 
 
 def release_in_group(state: swa.AllocatorState, slots: jax.Array) -> swa.AllocatorState:

@@ -27,17 +27,33 @@ def environment() -> dict[str, object]:
 
 
 class CompileClock:
-    """Seconds that XLA spent compiling since this was made."""
+    """Seconds that XLA spent compiling since this was made, by the name of the program.
+
+    A program is compiled once for every shape and every pool's size.
+    """
 
     def __init__(self) -> None:
         """Starts to listen."""
-        self.seconds = 0.0
+        self._seconds: dict[str, list[float]] = {}
         jax.monitoring.register_event_duration_secs_listener(self._add)
 
+    @property
+    def seconds(self) -> float:
+        """Of all programs."""
+        return sum(sum(each) for each in self._seconds.values())
+
+    def programs(self) -> dict[str, dict[str, float | int]]:
+        """By name, the longest first: how often it was compiled, the seconds in all, the most."""
+        rows = {
+            name: {"times": len(each), "seconds": round(sum(each), 3), "most": round(max(each), 3)}
+            for name, each in self._seconds.items()
+        }
+        return dict(sorted(rows.items(), key=lambda row: -row[1]["most"]))
+
     def _add(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        del kwargs
         if event == "/jax/core/compile/backend_compile_duration":
-            self.seconds += duration_secs
+            name = str(kwargs.get("fun_name", "?"))
+            self._seconds.setdefault(name, []).append(duration_secs)
 
 
 def load_average() -> list[float] | None:

@@ -4,8 +4,11 @@ import jax
 import numpy as np
 
 import swa_jax as swa
+from benchmarks.side import BySlots
+from benchmarks.workload import Point
 
 _EXTEND = jax.jit(swa.alloc_extend, donate_argnums=0, static_argnames="capacity")
+_EXTEND_TAIL = jax.jit(swa.alloc_extend_swa_tail, donate_argnums=0, static_argnames="capacity")
 _DECODE = jax.jit(swa.alloc_decode, donate_argnums=0)
 _FREE = jax.jit(swa.free, donate_argnums=0)
 _FREE_SWA = jax.jit(swa.free_swa, donate_argnums=0)
@@ -15,18 +18,27 @@ _FREE_SWA_SEGMENT = jax.jit(swa.free_swa_segment, donate_argnums=0)
 _BEGIN = jax.jit(swa.free_group_begin, donate_argnums=0)
 _END = jax.jit(swa.free_group_end, donate_argnums=0)
 
+_NOTHING = jax.jit(lambda state: state, donate_argnums=0)
 
-class OwnCalls:
+_GIVEN_BACK = 4096  # places of one call of `give_back`: another length would compile anew
+
+
+class OwnCalls(BySlots):
     """Dispatch is part of every call, and so is waiting for the result."""
 
     name = "swa_jax, call"
     lacks: frozenset[str] = frozenset()
-    pads = True
 
     def __init__(self, tokens: int, page_size: int) -> None:
         """Both pools hold `tokens` tokens."""
         config = swa.PoolConfig(tokens, tokens, page_size=page_size)
         self.state = jax.block_until_ready(swa.init(config))
+        self.last_page = tokens // page_size
+
+    @classmethod
+    def at(cls, point: Point) -> "OwnCalls":
+        """For the pools of a point."""
+        return cls(point.pool_tokens, point.page_size)
 
     def native(self, values: np.ndarray) -> jax.Array:
         """int32[N] on the device."""
@@ -45,19 +57,23 @@ class OwnCalls:
         """Counted misuse; the benchmark must cause none."""
         return swa.faults(self.state)
 
-    def extend(
-        self, prefix_lens: jax.Array, seq_lens: jax.Array, last_loc: jax.Array, num_tokens: int
-    ) -> jax.Array:
+    def extend(self, rows: tuple[jax.Array, ...], num_tokens: int) -> jax.Array:
         """Slots of the new tokens, row by row; all 0 when refused."""
-        self.state, grant = _EXTEND(
-            self.state, prefix_lens, seq_lens, last_loc, capacity=num_tokens
-        )
+        self.state, grant = _EXTEND(self.state, *rows, capacity=num_tokens)
         jax.block_until_ready(self.state)
         return jax.block_until_ready(grant.slots)
 
-    def decode(self, seq_lens: jax.Array, last_loc: jax.Array) -> jax.Array:
+    def extend_tail(
+        self, rows: tuple[jax.Array, ...], tails: jax.Array, num_tokens: int
+    ) -> jax.Array:
+        """As `extend`, SWA slots for the last `tails` tokens of each row."""
+        self.state, grant = _EXTEND_TAIL(self.state, *rows, tails, capacity=num_tokens)
+        jax.block_until_ready(self.state)
+        return jax.block_until_ready(grant.slots)
+
+    def decode(self, seq_lens: jax.Array, last: jax.Array) -> jax.Array:
         """One slot a row; all 0 when refused."""
-        self.state, grant = _DECODE(self.state, seq_lens, last_loc)
+        self.state, grant = _DECODE(self.state, seq_lens, last)
         jax.block_until_ready(self.state)
         return jax.block_until_ready(grant.slots)
 
@@ -88,3 +104,13 @@ class OwnCalls:
     def group_end(self) -> None:
         """Releases what was queued."""
         self.state = jax.block_until_ready(_END(self.state))
+
+    def give_back(self, heads: np.ndarray) -> None:
+        """In parts of one length."""
+        padded = np.pad(heads, (0, -heads.size % _GIVEN_BACK))
+        for part in padded.reshape(-1, _GIVEN_BACK):
+            self.free(self.native(part))
+
+    def nothing(self) -> None:
+        """Dispatch alone."""
+        self.state = jax.block_until_ready(_NOTHING(self.state))

@@ -1,4 +1,4 @@
-"""sglang's own allocator classes, imported as they are, on CPU tensors.
+"""sglang's own allocator classes, imported as they are.
 
 Importing them imports most of sglang, and with it torch, transformers and what the extra `peers`
 lists. One package is not needed: torchvision, whose image transforms are named by configurations of
@@ -39,7 +39,13 @@ class SglangClasses:
     version: str
 
     def new_allocator(
-        self, full_tokens: int, swa_tokens: int, page_size: int, *, need_sort: bool = False
+        self,
+        full_tokens: int,
+        swa_tokens: int,
+        page_size: int,
+        *,
+        need_sort: bool = False,
+        device: str = "cpu",
     ) -> Native:
         """A `SWATokenToKVPoolAllocator` over a KV pool of two layers with one small head each.
 
@@ -48,6 +54,7 @@ class SglangClasses:
           swa_tokens: slots of the SWA pool, likewise.
           page_size: tokens in a page.
           need_sort: freed pages wait until a grant runs short, and are sorted then.
+          device: of the tensors.
         """
         kv_pool = self.kv_pool(
             size=full_tokens,
@@ -58,13 +65,14 @@ class SglangClasses:
             head_dim=1,
             swa_attention_layer_ids=[0],
             full_attention_layer_ids=[1],
-            device="cpu",
+            device=device,
         )
         allocator = self.swa_allocator(
-            full_tokens, swa_tokens, page_size, self.torch.bfloat16, "cpu", kv_pool, need_sort
+            full_tokens, swa_tokens, page_size, self.torch.bfloat16, device, kv_pool, need_sort
         )
-        for pool in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
-            pool.use_triton_kernels = False  # True where a GPU is present; the tensors are here
+        if device == "cpu":
+            for pool in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
+                pool.use_triton_kernels = False  # True where a GPU is present, wherever tensors are
         return allocator
 
 

@@ -7,6 +7,7 @@ import typer
 
 from swa_jax.prefix_cache import POLICIES
 from swa_jax.replay.pool_options import DEFAULT_HBM
+from swa_jax.replay.ranks import PLACEMENTS
 from swa_jax.replay.session import EVENT_SLICE_STEPS
 from swa_jax.replay.trace import MAX_REQUESTS
 from swa_jax.replay.trace_lines import show
@@ -28,11 +29,15 @@ def whole_number(most: int | None = None) -> Callable[[str | int], int]:
     return parse
 
 
-def _policy(value: str) -> str:
-    """One of the policies, in the words of the other errors."""
-    if value not in POLICIES:
-        raise typer.BadParameter(f"must be one of {', '.join(POLICIES)}, got {show(value)}")
-    return value
+def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
+    """Parses one of these, in the words of the other errors."""
+
+    def parse(value: str) -> str:
+        if value not in names:
+            raise typer.BadParameter(f"must be one of {', '.join(names)}, got {show(value)}")
+        return value
+
+    return parse
 
 
 def _gib(value: str | float) -> float:
@@ -131,7 +136,7 @@ Policy = Annotated[
     typer.Option(
         "--policy",
         metavar="|".join(POLICIES),
-        parser=_policy,
+        parser=_one_of(POLICIES),
         help="Which cached pages leave first: the least recently used (lru), the least often "
         "matched (lfu), the oldest (fifo), those of the lowest priority (as a trace gives none, "
         "lru), or those that save the least compute for their bytes, with recency (cost).",
@@ -145,6 +150,34 @@ HostGib = Annotated[
         parser=_gib,
         help="GiB of host memory under the prefix cache: what it evicts goes there, and comes back "
         "for a request that begins with it.",
+    ),
+]
+Dp = Annotated[
+    int | None,
+    typer.Option(
+        "--dp",
+        metavar="D",
+        parser=whole_number(4096),
+        help="Replay on D data-parallel ranks, each with pools and a prefix cache of its own: "
+        "--hbm, the pools' tokens, --max-running and --chunk-tokens are of one rank.",
+    ),
+]
+Placement = Annotated[
+    str | None,
+    typer.Option(
+        "--placement",
+        metavar="|".join(PLACEMENTS),
+        parser=_one_of(PLACEMENTS),
+        help="With --dp: a request goes to the rank that has the longest prefix of it, unless that "
+        "one is too busy (prefix, the default), or to each in turn (round-robin).",
+    ),
+]
+NoCompare = Annotated[
+    bool,
+    typer.Option(
+        "--no-compare",
+        help="With --dp: do not replay the trace twice more, in turn and on one rank, for their "
+        "hit rates.",
     ),
 ]
 EventsFile = Annotated[

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -12,13 +12,25 @@ import swa_jax
 from swa_jax import command_options as options
 from swa_jax.check import InvariantError
 from swa_jax.command_output import bad_input, emit, show
+from swa_jax.config import PoolConfig
 from swa_jax.model_table import model_table, models_table
-from swa_jax.models import get_model
+from swa_jax.models import ModelConfig, get_model
+from swa_jax.plan_command import register as register_plan
 from swa_jax.replay.driver import ReplaySettings
+from swa_jax.replay.event_log import EventLog
 from swa_jax.replay.interruptible import interruptible
 from swa_jax.replay.pool_options import pool_from_options
 from swa_jax.replay.progress import ReplayProgress
-from swa_jax.replay.report import Run, as_table, notes, problems, verdict
+from swa_jax.replay.ranks import RankSettings
+from swa_jax.replay.ranks_report import (
+    RanksRun,
+    rank_table,
+    ranks_problems,
+    ranks_sections,
+    ranks_verdict,
+)
+from swa_jax.replay.ranks_session import rank_settings, ranks_json, run_ranks_session
+from swa_jax.replay.report import Run, as_table, notes, problems, table_of, verdict
 from swa_jax.replay.session import (
     EVENT_SLICE_STEPS,
     STDOUT,
@@ -27,7 +39,7 @@ from swa_jax.replay.session import (
     json_text,
     run_session,
 )
-from swa_jax.replay.trace import load_trace
+from swa_jax.replay.trace import Trace, load_trace
 from swa_jax.serving_commands import register
 
 _EXIT_CODES = (
@@ -106,6 +118,9 @@ def replay(
     no_prefix_cache: options.NoPrefixCache = False,
     policy: options.Policy = "lru",
     host_gib: options.HostGib = None,
+    dp: options.Dp = None,
+    placement: options.Placement = None,
+    no_compare: options.NoCompare = False,
     events_file: options.EventsFile = None,
     json_file: options.JsonFile = None,
     plot_file: options.PlotFile = None,
@@ -122,8 +137,8 @@ def replay(
             policy=policy,
             host_bytes=None if host_gib is None else int(host_gib * 2**30),
         )
-        if events_file is not None:
-            settings = replace(settings, slice_steps=EVENT_SLICE_STEPS)
+        refused = {"--host-gib": host_gib, "--events": events_file, "--plot": plot_file}
+        spread = rank_settings(dp, placement, compare=not no_compare, refused=refused)
         known = get_model(model)
         outputs = checked_outputs(trace, json_file, plot_file, events_file)
         requests = load_trace(trace, limit)
@@ -139,19 +154,36 @@ def replay(
         )
         if events_file is not None:
             check_events(requests, pool, settings)
+            settings = replace(settings, slice_steps=EVENT_SLICE_STEPS)
         wants_bar = sys.stderr.isatty() and not (quiet or no_progress)
         progress = ReplayProgress(len(requests), pool) if wants_bar else contextlib.nullcontext()
         with _broken_law(), progress as bar:
             run = interruptible(
-                lambda: run_session(requests, known, pool, settings, bar, outputs.events)
+                lambda: _run(requests, known, pool, settings, spread, bar, outputs.events)
             )
-        _print_report(run, json_file, quiet=quiet)
-        outputs.write(run)
-    if problems(run):
+        report = _report(run)
+        _print_report(report, json_file, quiet=quiet)
+        outputs.write(report.json, run if isinstance(run, Run) else None)
+    if report.problems:
         raise typer.Exit(1)
 
 
+register_plan(app)
 register(app)
+
+
+def _run(
+    trace: Trace,
+    model: ModelConfig,
+    pool: PoolConfig,
+    settings: ReplaySettings,
+    spread: RankSettings | None,
+    on_progress: ReplayProgress | None,
+    events: EventLog | None,
+) -> Run | RanksRun:
+    if spread is None:
+        return run_session(trace, model, pool, settings, on_progress, events)
+    return run_ranks_session(trace, model, pool, settings, spread, on_progress)
 
 
 @contextlib.contextmanager
@@ -163,11 +195,28 @@ def _broken_law() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _print_report(run: Run, json_file: str | None, *, quiet: bool) -> None:
+@dataclass(frozen=True)
+class _Report:
+    """What is told of a replay, of either kind."""
+
+    parts: list[Any]  # tables and lines
+    verdict: str
+    problems: list[str]
+    json: str
+
+
+def _report(run: Run | RanksRun) -> _Report:
+    if isinstance(run, Run):
+        return _Report([as_table(run), *notes(run)], verdict(run), problems(run), json_text(run))
+    parts = [table_of(ranks_sections(run)), rank_table(run), *notes(run.run)]
+    return _Report(parts, ranks_verdict(run), ranks_problems(run), ranks_json(run))
+
+
+def _print_report(report: _Report, json_file: str | None, *, quiet: bool) -> None:
     if not quiet:
         stream = sys.stderr if json_file == STDOUT else sys.stdout
-        show(as_table(run), *notes(run), verdict(run), stream=stream)
-    elif problems(run):
-        emit(f"swa-jax: {verdict(run)}\n", sys.stderr)
+        show(*report.parts, report.verdict, stream=stream)
+    elif report.problems:
+        emit(f"swa-jax: {report.verdict}\n", sys.stderr)
     if json_file == STDOUT:
-        emit(json_text(run))
+        emit(report.json)

@@ -13,6 +13,8 @@ FAULT_KINDS = (
     "bad_length",  # negative or shrinking lengths, or more tokens than the call's capacity
 )
 _MOST = 2**31 - 1
+_ROWS = 64
+_MANY = 4096
 
 
 def zero_faults() -> jax.Array:
@@ -25,16 +27,27 @@ def fault_counts(**counts: jax.Array) -> jax.Array:
     unknown = set(counts) - set(FAULT_KINDS)
     if unknown:
         raise ValueError(f"no such fault kind: {sorted(unknown)}; known: {FAULT_KINDS}")
-    zero = jnp.zeros((), jnp.int32)
-    totals: dict[str, jax.Array] = dict.fromkeys(FAULT_KINDS, zero)
-    places = [kind for kind, count in counts.items() if count.ndim]
-    if places:  # one pass over all of them
-        marks = jnp.stack([counts[kind] for kind in places])
-        sums = jnp.sum(marks, axis=1, dtype=jnp.int32)
-        totals.update({kind: sums[index] for index, kind in enumerate(places)})
-    scalars = [kind for kind in counts if kind not in places]
-    totals.update({kind: counts[kind].astype(jnp.int32) for kind in scalars})
-    return jnp.stack(list(totals.values()))
+    totals: dict[str, jax.Array] = dict.fromkeys(FAULT_KINDS, jnp.zeros((), jnp.int32))
+    few = [kind for kind, count in counts.items() if count.ndim > 0 and count.size < _MANY]
+    if few:  # one pass over all of them
+        marks = jnp.stack([counts[kind] for kind in few])
+        totals.update(zip(few, jnp.sum(marks, axis=1, dtype=jnp.int32), strict=True))
+    more = {kind: _count(count) for kind, count in counts.items() if kind not in few}
+    return jnp.stack(list((totals | more).values()))
+
+
+def _count(marks: jax.Array) -> jax.Array:
+    """int32[] True places of many; a scalar is its own count.
+
+    They are first added in bytes, 64 to one, which keeps whole vectors of them busy.
+    """
+    if not marks.ndim:
+        return marks.astype(jnp.int32)
+    whole = marks.size // _ROWS * _ROWS
+    rows = marks[:whole].reshape(_ROWS, -1).astype(jnp.int8)
+    in_rows = jnp.sum(rows, axis=0, dtype=jnp.int8)
+    rest = jnp.sum(marks[whole:], dtype=jnp.int32)
+    return jnp.sum(in_rows, dtype=jnp.int32) + rest
 
 
 def add_faults(faults: jax.Array, more: jax.Array) -> jax.Array:

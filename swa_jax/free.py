@@ -58,6 +58,9 @@ def _give_up(
 ) -> AllocatorState:
     """Plans and commits for the pages that int32[T] slots name: at once, or by blocks if many."""
     how = {"defer": defer, "moves_full": moves_full, "moves_swa": moves_swa}
+    step = state.config.page_size if segment else 1
+    if 0 < slots.shape[0] <= step:  # what looks at a lone page is compiled to copies of the tables
+        slots = jnp.pad(slots, (0, step))
     if not segment and pays(state, slots):
         return free_in_blocks(state, slots, plan, **how)
     return commit_free(state, plan(state, name_pages(state, slots, segment=segment)), **how)

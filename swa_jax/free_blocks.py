@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.faults import add_faults, fault_counts
-from swa_jax.paging import look_up
+from swa_jax.once import once
+from swa_jax.paging import look_up, put
 from swa_jax.plan_free import FreePlan, NamedPages, commit_free, slots_to_pages
 from swa_jax.pool import nowhere
 from swa_jax.rank import rank
@@ -74,11 +75,11 @@ def _distinct(
     pages, outside, _ = slots_to_pages(state, slots)
     place = jnp.arange(slots.shape[0], dtype=jnp.int32)
     marked = state.scratch.at[pages].min(place, mode="drop")
-    first = look_up(marked, pages, slots.shape[0]) == place
+    first = once(look_up(marked, pages, slots.shape[0]) == place)
     to, count = rank(first)
     room = -(-slots.shape[0] // BLOCK) * BLOCK
     found = jnp.full(room, jnp.int32(nowhere(state.full)))
-    found = found.at[jnp.where(first, to, room)].set(pages, mode="drop")
+    found = put(found, jnp.where(first, once(to), room), pages)
     faults = add_faults(state.faults, fault_counts(out_of_range=outside))
     return found, count, replace(state, scratch=marked, faults=faults)
 
@@ -87,6 +88,6 @@ def _block(state: AllocatorState, pages: jax.Array) -> NamedPages:
     """Pages that are distinct already, with their part of `scratch` put to rest."""
     named = pages < jnp.int32(nowhere(state.full))
     none = jnp.zeros_like(named)
-    scratch = state.scratch.at[pages].set(NOBODY, mode="drop")
+    scratch = put(state.scratch, pages, jnp.int32(NOBODY))
     place = jnp.arange(pages.shape[0], dtype=jnp.int32)
     return NamedPages(pages, named, place, none, none, scratch)

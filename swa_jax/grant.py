@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.faults import add_faults
+from swa_jax.paging import put
 from swa_jax.pool import count_holders, nowhere, take
 from swa_jax.state import AllocatorState
 
@@ -29,12 +30,27 @@ class Grant:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
+    data_fields=["takes", "pages", "swa_pages"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class Revived:
+    """Pages that rows go on in, where they get the SWA side that they lack."""
+
+    takes: jax.Array  # bool[B]
+    pages: jax.Array  # int32[B] full page; in a pure SWA pool it is new, too
+    swa_pages: jax.Array  # int32[B]
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
     data_fields=[
         "grant",
         "full_pages",
         "swa_pages",
         "map_pages",
         "map_values",
+        "revived",
         "num_full",
         "num_swa",
         "faults",
@@ -51,6 +67,7 @@ class GrantPlan:
     swa_pages: jax.Array  # int32[K] leave the SWA pool
     map_pages: jax.Array  # int32[K] full pages whose mapping this grant decides
     map_values: jax.Array  # int32[K] their SWA page, 0 = none
+    revived: Revived | None  # these as well
     num_full: jax.Array  # int32[] pages taken, 0 when refused
     num_swa: jax.Array  # int32[] pages taken, 0 when refused
     faults: jax.Array  # int32[7] to add
@@ -101,6 +118,8 @@ def make_plan(
     num_swa: jax.Array,
     faults: jax.Array,
     scratch: jax.Array,
+    revived: Revived | None = None,
+    slots_are_gated: bool = False,
 ) -> GrantPlan:
     """Gates a plan by its one `ok`.
 
@@ -109,15 +128,21 @@ def make_plan(
       new_pages, takes_full: full page ids and whether this place takes one from the pool.
       swa_pages, takes_swa: SWA page ids and whether this place takes one from the pool.
       map_pages: full page whose mapping this place decides, where it takes a page on any side.
+      revived: pages that are not in the list.
+      slots_are_gated: the slots are 0 already where the verdict is no.
     """
     ok, zero = verdict.ok, jnp.int32(0)
     if state.config.has_rings:  # the SWA side is there since the request got its ring
         takes_swa, num_swa = jnp.zeros_like(takes_swa), zero
     no_full, no_swa = jnp.int32(nowhere(state.full)), jnp.int32(nowhere(state.swa))
     takes_full, takes_swa = takes_full & ok, takes_swa & ok
+    if revived is not None:
+        takes = revived.takes & ok
+        pages = jnp.where(takes, revived.pages, no_full)
+        revived = Revived(takes, pages, jnp.where(takes, revived.swa_pages, no_swa))
     return GrantPlan(
         grant=Grant(
-            slots=jnp.where(ok, slots, zero),
+            slots=slots if slots_are_gated else jnp.where(ok, slots, zero),
             count=jnp.where(ok, count, zero),
             ok=ok,
             full_short=verdict.full_short,
@@ -127,6 +152,7 @@ def make_plan(
         swa_pages=jnp.where(takes_swa, swa_pages, no_swa),
         map_pages=jnp.where(takes_full | takes_swa, map_pages, no_full),
         map_values=jnp.where(takes_swa, swa_pages, zero),
+        revived=revived,
         num_full=jnp.where(ok, num_full, zero),
         num_swa=jnp.where(ok, num_swa, zero),
         faults=faults,
@@ -140,14 +166,22 @@ def commit_grant(state: AllocatorState, plan: GrantPlan) -> tuple[AllocatorState
     The mapping of every granted full page is written, also where it is "none": a recycled page
     keeps nothing of its last owner (law 7, public report B02).
     """
+    one, revived = jnp.int32(1), plan.revived
+    if state.config.has_rings:  # no page has a side of its own
+        revived = None
     if state.config.pure_swa_pool:
-        full = count_holders(state.full, plan.full_pages, jnp.int32(1))
+        full = count_holders(state.full, plan.full_pages, one)
+        if revived is not None:
+            full = count_holders(full, revived.pages, one)
     else:
         full = take(state.full, plan.full_pages, plan.num_full)
     swa, mapping = state.swa, state.full_to_swa
     if not state.config.has_rings:
         swa = take(swa, plan.swa_pages, plan.num_swa)
-        mapping = mapping.at[plan.map_pages].set(plan.map_values, mode="drop")
+        mapping = put(mapping, plan.map_pages, plan.map_values)
+    if revived is not None:
+        swa = count_holders(swa, revived.swa_pages, one)
+        mapping = put(mapping, revived.pages, revived.swa_pages)
     after = replace(
         state,
         full=full,

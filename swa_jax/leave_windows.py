@@ -8,6 +8,7 @@ times chunk.
 import jax
 import jax.numpy as jnp
 
+from swa_jax.only_if import while_any
 from swa_jax.state import AllocatorState
 from swa_jax.window import free_out_of_window, frontier
 
@@ -71,4 +72,4 @@ def leave_windows(
     everyone = jnp.arange(table.shape[0], dtype=jnp.int32)
     carry = free_rows((allocator, evicted), everyone, table, 1)
     page = jnp.int32(config.page_size)
-    return jax.lax.while_loop(lambda carry: jnp.max(behind(carry[1])) >= page, one, carry)
+    return while_any(lambda carry: jnp.max(behind(carry[1])) >= page, one, carry)

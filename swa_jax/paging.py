@@ -8,13 +8,15 @@ from swa_jax.state import NOBODY
 
 def page_of(slots: jax.Array, page_size: int) -> jax.Array:
     """Page ids of slots; meaningful for slots >= 0 only."""
-    return slots if page_size == 1 else jax.lax.div(slots, jnp.int32(page_size))
+    if page_size & (page_size - 1) == 0:  # a division would look at signs first
+        return jax.lax.shift_right_logical(slots, jnp.int32(page_size.bit_length() - 1))
+    return jax.lax.div(slots, jnp.int32(page_size))
 
 
 def offset_of(slots: jax.Array, page_size: int) -> jax.Array:
     """Places of slots in their pages; meaningful for slots >= 0 only."""
-    if page_size == 1:
-        return jnp.zeros_like(slots)
+    if page_size & (page_size - 1) == 0:
+        return slots & jnp.int32(page_size - 1)
     return jax.lax.rem(slots, jnp.int32(page_size))
 
 
@@ -30,12 +32,44 @@ def floor_to_page(tokens: jax.Array, page_size: int) -> jax.Array:
     return tokens - offset_of(tokens, page_size)
 
 
-def look_up(table: jax.Array, index: jax.Array, absent: int | bool) -> jax.Array:
-    """table[index], and `absent` for an index past the end.
+_SCATTER = jax.lax.ScatterDimensionNumbers(
+    update_window_dims=(), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,)
+)
 
-    `index` must not be negative: that would wrap round to the end of the table in any mode.
+
+def look_up(table: jax.Array, index: jax.Array, absent: int | bool) -> jax.Array:
+    """table[index], and `absent` for an index past the end or below 0.
+
+    (`table.at[index]` would first look for negative indices and wrap them round to the end.)
     """
-    return table.at[index].get(mode="fill", fill_value=absent)
+    return _gather(table, index, mode="fill", fill_value=absent)
+
+
+def fetch(table: jax.Array, index: jax.Array) -> jax.Array:
+    """table[index], and the nearer end for an index that is outside: the least work."""
+    return _gather(table, index, mode="clip")
+
+
+def _gather(
+    table: jax.Array, index: jax.Array, mode: str, fill_value: int | bool | None = None
+) -> jax.Array:
+    row = table.shape[1:]
+    dimensions = jax.lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(index.ndim, index.ndim + len(row))),
+        collapsed_slice_dims=(0,),
+        start_index_map=(0,),
+    )
+    return jax.lax.gather(
+        table, index[..., None], dimensions, (1, *row), mode=mode, fill_value=fill_value
+    )
+
+
+def put(table: jax.Array, index: jax.Array, values: jax.Array) -> jax.Array:
+    """The table with `values` (or a lone value) at int32[K] `index`; past the end is nowhere."""
+    if index.shape[0] == 1:  # a lone write is compiled to one that copies the table first
+        index = jnp.concatenate([index, jnp.full(1, table.shape[0], jnp.int32)])
+    values = jnp.broadcast_to(values, index.shape)
+    return jax.lax.scatter(table, index[:, None], values, _SCATTER, mode="drop")
 
 
 def first_places(scratch: jax.Array, pages: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -51,14 +85,17 @@ def first_places(scratch: jax.Array, pages: jax.Array) -> tuple[jax.Array, jax.A
       scratch, NOBODY everywhere again.
     """
     count = pages.shape[0]
+    if count == 1:
+        names = pages < scratch.shape[0]
+        return names, jnp.where(names, 0, count), scratch
     places = jnp.arange(count, dtype=jnp.int32)
-    marked = scratch.at[pages].min(places, mode="drop")
+    marked = jax.lax.scatter_min(scratch, pages[:, None], places, _SCATTER, mode="drop")
     first = look_up(marked, pages, count)
     is_first = first == places
     # Only first places reset their page: the reset then depends on what was read, so the
     # compiler can order it after the reading and needs no copy of the whole array.
     reset = jnp.where(is_first, pages, scratch.shape[0])
-    return is_first, first, marked.at[reset].set(NOBODY, mode="drop")
+    return is_first, first, put(marked, reset, jnp.int32(NOBODY))
 
 
 def sum_exceeds(values: jax.Array, limit: int) -> jax.Array:

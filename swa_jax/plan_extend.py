@@ -1,8 +1,8 @@
 """Who gets which page when a batch of rows grows by any number of tokens.
 
-The batch is cut into *pieces*: a piece is the run of one row's new tokens that lie in one page,
-so slots inside a piece are consecutive. Rows make pieces, pieces take pages, tokens look up their
-piece; each step is arithmetic on arrays as long as what it speaks of.
+A row fills its last page first and goes on in new ones, so the batch asks for a list of pages: the
+new ones of all rows in order, then the last page of each row. Slots are consecutive inside a page;
+what is found for a page is laid down where its tokens stand.
 """
 
 from dataclasses import dataclass
@@ -10,17 +10,16 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from swa_jax.config import PoolConfig
 from swa_jax.faults import fault_counts
-from swa_jax.grant import GrantPlan, judge, make_plan
+from swa_jax.grant import GrantPlan, Revived, judge, make_plan
 from swa_jax.last_page import LastPage, look_at_last_page
-from swa_jax.paging import look_up, offset_of, page_of, pages_for, sum_exceeds
+from swa_jax.once import once
+from swa_jax.paging import fetch, look_up, offset_of, page_of, pages_for, sum_exceeds
 from swa_jax.pool import peek
-from swa_jax.rank import exclusive_sum, latest_mark, read_runs
+from swa_jax.rank import exclusive_sum, read_runs
 from swa_jax.state import PAD_PAGE, PAD_SLOT, AllocatorState
 
 _NO_PAGE = 2**31 - 1  # a page number that no tail reaches
-_NO_SLOT = -(2**31)  # shift of a piece whose tokens get no slot
 _WINDOWS = jax.lax.ScatterDimensionNumbers(  # a row of updates lies in a row of places
     update_window_dims=(1,), inserted_window_dims=(), scatter_dims_to_operand_dims=(0,)
 )
@@ -40,24 +39,42 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """One entry a piece, row by row in token order; K of them at most (static)."""
+class Starts:
+    """Where each row begins in lists of the whole batch, and how long those are."""
 
-    real: jax.Array  # bool[K]
-    start: jax.Array  # int32[K] place of the first token among the batch's new tokens
-    row_page: jax.Array  # int32[K] the page of last_loc, for a piece that goes on in it
-    base: jax.Array  # int32[K] slot of the first token in `row_page`
-    lead: jax.Array  # int32[K] place of the first token in a page that this grant hands out
-    from_page: jax.Array  # bool[K] slots are those of such a page, if it gets one
-    takes_full: jax.Array  # bool[K]
-    full_rank: jax.Array  # int32[K] which of the granted full pages
-    takes_swa: jax.Array  # bool[K]
-    swa_rank: jax.Array  # int32[K] which of the granted SWA pages
+    token: jax.Array  # int32[B] among the new tokens
+    new: jax.Array  # int32[B] among the new pages
+    swa: jax.Array  # int32[B] among the SWA pages
+    num_new: jax.Array  # int32[]
+    num_swa: jax.Array  # int32[]
 
 
-def most_pieces(config: PoolConfig, rows: int, capacity: int) -> int:
-    """Static bound: each piece holds a token, and all but two of a row's hold a whole page."""
-    return min(capacity, capacity // config.page_size + 2 * rows)
+@dataclass(frozen=True)
+class NewPages:
+    """One entry a new page, row by row in token order; N of them at most (static)."""
+
+    real: jax.Array  # bool[N]
+    takes_swa: jax.Array  # bool[N]
+    swa_rank: jax.Array  # int32[N] which of the granted SWA pages
+    whole: jax.Array  # bool[N] filled by this batch
+    start: jax.Array  # int32[N] place of its first token among the batch's new tokens
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Up to two pages a row that the batch fills in part: [2B], what rows go on in, and their last.
+
+    Tokens of theirs that get no slot are not counted.
+    """
+
+    first: jax.Array  # int32[2B] slot of the first token
+    start: jax.Array  # int32[2B] its place among the batch's new tokens
+    length: jax.Array  # int32[2B] tokens
+
+
+def most_new_pages(rows: int, capacity: int, page_size: int) -> int:
+    """Static bound: each holds a token, and all but one of a row's a whole page."""
+    return min(capacity, capacity // page_size + rows)
 
 
 def read_rows(
@@ -95,87 +112,144 @@ def swa_pages_of(rows: Rows) -> jax.Array:
     return rows.new - skipped + rows.revive.astype(jnp.int32)
 
 
-def cut_pieces(
-    config: PoolConfig, rows: Rows, last_loc: jax.Array, count: int
-) -> tuple[Pieces, jax.Array, jax.Array]:
-    """Cuts the batch into `count` places for pieces; also the full and SWA pages of all rows."""
-    size = jnp.int32(config.page_size)
-    goes_on = rows.last.goes_on.astype(jnp.int32)
-    pieces = rows.new + goes_on
-    swa = swa_pages_of(rows)
-    starts = exclusive_sum(jnp.stack([rows.grow, pieces, rows.new, swa]))
-    totals = starts[:, -1] + jnp.stack([rows.grow[-1], pieces[-1], rows.new[-1], swa[-1]])
+def add_up(rows: Rows) -> Starts:
+    """Sums over the rows before each."""
+    counts = jnp.stack([rows.grow, rows.new, swa_pages_of(rows)])
+    before = once(exclusive_sum(counts), 16)
+    ends = before[:, -1] + counts[:, -1]
+    return Starts(before[0], before[1], before[2], ends[1], ends[2])
 
-    runs = read_runs(pieces, count, starts[1])
 
-    def of_row(values: jax.Array) -> jax.Array:
-        return look_up(values, runs.run, 0)
+def new_pages_of(
+    rows: Rows, starts: Starts, count: int, page_size: int, *, all_swa: bool
+) -> NewPages:
+    """Deals `count` places (static) for new pages to the rows.
 
-    real = runs.real
-    number = runs.within - of_row(goes_on)  # which of the row's new pages; -1 where it goes on
-    is_new = real & (number >= 0)
-    skipped = jnp.maximum(of_row(rows.swa_from) - of_row(rows.held), 0)
-    revives = of_row(rows.revive.astype(jnp.int32))
-    in_tail = is_new & (number >= skipped)
-    in_page = real & (number < 0)
-    swa_rank = of_row(starts[3]) + jnp.where(in_page, 0, revives + number - skipped)
-    return (
-        Pieces(
-            real=real,
-            start=of_row(starts[0]) + jnp.where(is_new, of_row(rows.fill) + number * size, 0),
-            row_page=of_row(rows.last.page),
-            base=of_row(last_loc) + 1,
-            lead=jnp.where(in_page, of_row(rows.last.filled), 0),
-            from_page=is_new | (in_page & (of_row(rows.last.absent.astype(jnp.int32)) > 0)),
-            takes_full=is_new,
-            full_rank=jnp.where(is_new, of_row(starts[2]) + number, 0),
-            takes_swa=in_tail | (in_page & (revives > 0)),
-            swa_rank=jnp.maximum(swa_rank, 0),
-        ),
-        totals[2],
-        totals[3],
+    Args:
+      rows: of the batch.
+      starts: likewise.
+      count: room.
+      page_size: tokens in a page.
+      all_swa: every new page gets an SWA side (static).
+    """
+    size = jnp.int32(page_size)
+    runs = read_runs(rows.new, count, starts.new)
+    in_tail, skipped = runs.real, jnp.int32(0)
+    if not all_swa:
+        skipped = jnp.maximum(rows.swa_from - rows.held, 0)
+        in_tail = runs.real & (runs.within >= fetch(skipped, runs.run))
+    # Ranks and places are those of the row's first page and so many on.
+    ranks = fetch(starts.swa + rows.revive.astype(jnp.int32) - skipped, runs.run)
+    start = fetch(starts.token + rows.fill, runs.run)
+    whole = fetch(page_of(rows.grow - rows.fill, page_size), runs.run)
+    return NewPages(
+        real=runs.real,
+        takes_swa=in_tail,
+        swa_rank=jnp.where(in_tail, ranks + runs.within, 0),
+        whole=runs.real & (runs.within < whole),
+        start=start + runs.within * size,
     )
 
 
-def slots_of(
-    pieces: Pieces, pages: jax.Array, count: jax.Array, page_size: int, capacity: int
-) -> jax.Array:
-    """int32[capacity] slots of the batch's new tokens, from the full page of each piece.
+def parts_of(
+    rows: Rows, starts: Starts, last_first: jax.Array, new_pages: jax.Array, page_size: int
+) -> Parts:
+    """The pages that each row fills in part.
 
-    Each piece lays its page's worth of slots down where its tokens begin. What a part of a page
-    lacks is 0 there, and the largest wins, so pieces may lie over the end of those before them.
+    Args:
+      rows: of the batch.
+      starts: likewise.
+      last_first: int32[B] slot of the first token in the page that a row goes on in; below 0 where
+        those tokens get none.
+      new_pages: int32[N] pages of the new ones, PAD_PAGE where tokens get no slot.
+      page_size: tokens in a page.
     """
-    if page_size == 1:  # every piece is a token
-        return jnp.where(pieces.real, pages, PAD_SLOT)[:capacity]
-    granted = pages * jnp.int32(page_size) + pieces.lead
-    first = jnp.where(pieces.from_page, granted, pieces.base)
-    has_slot = pieces.real & (~pieces.from_page | (pages != PAD_PAGE))
-    start = jnp.where(pieces.real, pieces.start, count)
-    length = jnp.concatenate([start[1:], count[None]]) - start
-    if start.shape[0] * page_size > 4 * capacity + 64 * page_size:
-        return _slots_by_token(has_slot, first - start, pieces, capacity)
+    size = jnp.int32(page_size)
+    rest = offset_of(rows.grow - rows.fill, page_size)
+    last = look_up(new_pages, jnp.maximum(starts.new + rows.new - 1, 0), PAD_PAGE)
+    begun = jnp.where(last_first < 0, 0, rows.fill)
+    ended = jnp.where(last == PAD_PAGE, 0, rest)
+    return Parts(
+        first=jnp.concatenate([last_first, last * size]),
+        start=jnp.concatenate([starts.token, starts.token + rows.grow - rest]),
+        length=jnp.concatenate([begun, ended]),
+    )
+
+
+def slots_by_page(
+    new: NewPages, parts: Parts, new_pages: jax.Array, page_size: int, capacity: int
+) -> jax.Array:
+    """int32[capacity] slots of the batch's new tokens: a page's worth is laid down for each page.
+
+    Whole pages do not touch each other. Where a page is filled in part, the rest of its worth is 0
+    and the largest wins. One that would stand over the end is moved in by what it is over.
+    """
+    size = jnp.int32(page_size)
+    outside = jnp.int32(capacity)
+    at = jnp.where(new.whole & (new_pages != PAD_PAGE), new.start, outside)
     offset = jnp.arange(page_size, dtype=jnp.int32)[None, :]
-    used = has_slot[:, None] & (offset < length[:, None])
-    slots = jnp.where(used, first[:, None] + offset, PAD_SLOT)
-    return jax.lax.scatter_max(
-        jnp.zeros(capacity + page_size, jnp.int32),
-        start[:, None],
+    slots = (new_pages * size)[:, None] + offset
+    slots = once(slots.reshape(-1)).reshape(slots.shape)  # twice as fast in one dimension
+    laid = jax.lax.scatter(
+        jnp.zeros(capacity, jnp.int32),
+        at[:, None],
         slots,
         _WINDOWS,
         mode="drop",
-    )[:capacity]
+    )
+    at = jnp.clip(parts.start, 0, outside - size)
+    over = parts.start - at
+    first, begin, length = (
+        once(values, page_size)[:, None]
+        for values in (parts.first - over, over.astype(jnp.uint32), parts.length.astype(jnp.uint32))
+    )
+    used = offset.astype(jnp.uint32) - begin < length  # below 0 is past every length, unsigned
+    slots = jnp.where(used, first + offset, PAD_SLOT)
+    return jax.lax.scatter_max(laid, at[:, None], slots, _WINDOWS, mode="drop")
 
 
-def _slots_by_token(
-    has_slot: jax.Array, shift: jax.Array, pieces: Pieces, capacity: int
+def slots_by_token(
+    rows: Rows,
+    starts: Starts,
+    last_first: jax.Array,
+    new_pages: jax.Array,
+    size: int,
+    capacity: int,
 ) -> jax.Array:
     """The same token by token, where pages are long and rows add little of one."""
-    shift = jnp.where(has_slot, shift, jnp.int32(_NO_SLOT))
-    marks = jnp.zeros(capacity, bool)
-    marks = marks.at[jnp.where(pieces.real, pieces.start, capacity)].set(True, mode="drop")
-    of_token = look_up(shift, latest_mark(marks), _NO_SLOT)
-    token = jnp.arange(capacity, dtype=jnp.int32)
-    return jnp.where(of_token == jnp.int32(_NO_SLOT), PAD_SLOT, of_token + token)
+    runs = read_runs(rows.grow, capacity, starts.token)
+    past = runs.within - look_up(rows.fill, runs.run, 0)  # the last page
+    fresh = jnp.maximum(past, 0)
+    pages = look_up(new_pages, look_up(starts.new, runs.run, 0) + page_of(fresh, size), PAD_PAGE)
+    in_new = jnp.where(
+        pages == PAD_PAGE, PAD_SLOT, pages * jnp.int32(size) + offset_of(fresh, size)
+    )
+    first = look_up(last_first, runs.run, 0)
+    in_last = jnp.where(first < 0, PAD_SLOT, first + runs.within)
+    return jnp.where(runs.real, jnp.where(past < 0, in_last, in_new), PAD_SLOT)
+
+
+def slots_of(
+    rows: Rows,
+    starts: Starts,
+    new: NewPages,
+    last_first: jax.Array,
+    new_pages: jax.Array,
+    ok: jax.Array,
+    page_size: int,
+    capacity: int,
+) -> jax.Array:
+    """int32[capacity] slots of the batch's new tokens, 0 past them and where it is not `ok`."""
+    if page_size == 1:  # every token is a page
+        return jnp.where(new.real & ok, new_pages, PAD_SLOT)
+    wide = (new_pages.shape[0] + 2 * last_first.shape[0]) * page_size
+    if capacity < page_size or wide > 4 * capacity + 64 * page_size:
+        slots = slots_by_token(rows, starts, last_first, new_pages, page_size, capacity)
+        return jnp.where(ok, slots, PAD_SLOT)
+    pages = jnp.where(ok, new_pages, PAD_PAGE)
+    last_first = jnp.where(ok, last_first, -1)
+    parts = parts_of(rows, starts, last_first, pages, page_size)
+    return slots_by_page(new, parts, pages, page_size, capacity)
 
 
 def plan_extend(
@@ -188,39 +262,50 @@ def plan_extend(
 ) -> GrantPlan:
     """The plan of `alloc_extend` (tail_lens None) and `alloc_extend_swa_tail`."""
     config = state.config
+    size = config.page_size
     rows, bad = read_rows(state, prefix_lens, seq_lens, last_loc, tail_lens)
     too_many = sum_exceeds(rows.grow, capacity)
-    count = jnp.sum(rows.grow, dtype=jnp.int32)
-    places = most_pieces(config, rows.grow.shape[0], capacity)
-    pieces, num_full, num_swa = cut_pieces(config, rows, last_loc, places)
+    starts = add_up(rows)
+    places = most_new_pages(rows.grow.shape[0], capacity, size)
+    new = new_pages_of(rows, starts, places, size, all_swa=tail_lens is None)
     last = rows.last
     faults = fault_counts(
         bad_length=bad, out_of_range=last.lost, misaligned=last.crooked, still_mapped=last.shared
     )
     faults = faults + fault_counts(bad_length=too_many)
-    verdict = judge(state, ~jnp.any(faults > 0), num_full, num_swa)
+    verdict = judge(state, ~jnp.any(faults > 0), starts.num_new, starts.num_swa)
 
-    swa_pages = peek(state.swa, pieces.swa_rank)
+    most_swa = places + (rows.grow.shape[0] if size > 1 else 0)
+    swa_pages = once(peek(state.swa, new.swa_rank, most_swa))
+    last_first, revived = last_loc + 1, None
     if config.pure_swa_pool:  # one id for both sides; tokens before the tail have none
-        takes_full = pieces.takes_swa
-        new_pages = jnp.where(takes_full, swa_pages, PAD_PAGE)
+        takes_full, new_pages = new.takes_swa, jnp.where(new.takes_swa, swa_pages, PAD_PAGE)
     else:
-        takes_full = pieces.takes_full
-        new_pages = peek(state.full, pieces.full_rank)
-    slots = slots_of(pieces, new_pages, count, config.page_size, capacity)
-    used = jnp.arange(capacity, dtype=jnp.int32) < count
+        takes_full, new_pages = (
+            new.real,
+            once(peek(state.full, jnp.arange(places, dtype=jnp.int32))),
+        )
+    if size > 1:
+        sides = peek(state.swa, starts.swa, most_swa)
+        if config.pure_swa_pool:
+            kept = jnp.where(rows.revive, sides * jnp.int32(size) + last.filled, -1)
+            last_first = jnp.where(last.absent, kept, last_first)
+        revived = Revived(rows.revive, sides if config.pure_swa_pool else last.page, sides)
+    slots = slots_of(rows, starts, new, last_first, new_pages, verdict.ok, size, capacity)
     return make_plan(
         state,
         verdict,
-        slots=jnp.where(used, slots, PAD_SLOT),
-        count=count,
+        slots=slots,
+        slots_are_gated=True,
+        count=jnp.sum(rows.grow, dtype=jnp.int32),
         new_pages=new_pages,
         takes_full=takes_full,
         swa_pages=swa_pages,
-        takes_swa=pieces.takes_swa,
-        map_pages=jnp.where(pieces.from_page, new_pages, pieces.row_page),
-        num_full=num_full,
-        num_swa=num_swa,
+        takes_swa=new.takes_swa,
+        map_pages=new_pages,
+        revived=revived,
+        num_full=starts.num_new,
+        num_swa=starts.num_swa,
         faults=faults,
-        scratch=rows.last.scratch,
+        scratch=last.scratch,
     )

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.faults import add_faults, fault_counts
-from swa_jax.paging import first_places, look_up, offset_of, page_of
+from swa_jax.once import once
+from swa_jax.paging import first_places, look_up, offset_of, page_of, put
 from swa_jax.pool import count_holders, give_back, holders_of, nowhere
-from swa_jax.state import UNMAPPED, AllocatorState
+from swa_jax.state import PAD_PAGE, UNMAPPED, AllocatorState
 
 
 @dataclass(frozen=True)
@@ -46,22 +47,24 @@ def slots_to_pages(
       pool; bool[T] places of a segment that are not the first of their page.
     """
     config = state.config
-    size = config.page_size
-    inside = (slots >= 0) & (slots < jnp.int32(config.full_tokens + size))
-    real = inside & (slots >= jnp.int32(size))
-    odd = real & (offset_of(slots, size) != 0) if segment else jnp.zeros_like(real)
-    pages = jnp.where(real & ~odd, page_of(slots, size), jnp.int32(nowhere(state.full)))
-    return pages, ~inside, odd
+    size, nobodys = config.page_size, jnp.int32(nowhere(state.full))
+    outside = (slots < 0) | (slots >= jnp.int32(config.full_tokens + size))
+    pages = page_of(slots, size)
+    pages = once(jnp.where((pages > PAD_PAGE) & (pages < nobodys), pages, nobodys))
+    if not segment:
+        return pages, outside, jnp.zeros_like(outside)
+    odd = once((pages < nobodys) & (offset_of(slots, size) != 0))
+    return once(jnp.where(odd, nobodys, pages)), outside, odd
 
 
 def name_pages(state: AllocatorState, slots: jax.Array, *, segment: bool = False) -> NamedPages:
     """Finds the pages that slots name and which place speaks for each."""
     if segment:
-        slots = slots[:: state.config.page_size]
+        slots = once(slots[:: state.config.page_size])
     pages, outside, odd = slots_to_pages(state, slots, segment=segment)
     first, speaker, scratch = first_places(state.scratch, pages)
     named = pages < jnp.int32(nowhere(state.full))
-    return NamedPages(pages, first & named, speaker, outside, odd, scratch)
+    return NamedPages(pages, once(first & named), speaker, outside, odd, scratch)
 
 
 def _plan(
@@ -90,7 +93,7 @@ def _plan(
 
 def holders_here(state: AllocatorState, named: NamedPages) -> jax.Array:
     """int32[T] how many hold the full page, at the first place that names it; 0 elsewhere."""
-    return jnp.where(named.first, holders_of(state.full, named.pages), 0)
+    return once(jnp.where(named.first, holders_of(state.full, named.pages), 0))
 
 
 def swa_side(state: AllocatorState, named: NamedPages) -> tuple[jax.Array, jax.Array]:
@@ -99,8 +102,8 @@ def swa_side(state: AllocatorState, named: NamedPages) -> tuple[jax.Array, jax.A
     The count is asked as well as the mapping: whatever the mapping says, a page that is
     released already is never released again.
     """
-    pages = look_up(state.full_to_swa, named.pages, UNMAPPED)
-    return pages, jnp.where(pages != UNMAPPED, holders_of(state.swa, pages), 0)
+    pages = once(look_up(state.full_to_swa, named.pages, UNMAPPED))
+    return pages, once(jnp.where(pages != UNMAPPED, holders_of(state.swa, pages), 0))
 
 
 def plan_free(state: AllocatorState, named: NamedPages) -> FreePlan:
@@ -272,5 +275,5 @@ def commit_free(
     return replace(
         after,
         swa=give_back(state.swa, plan.swa_pages, plan.swa_left, defer),
-        full_to_swa=state.full_to_swa.at[plan.unmap].set(UNMAPPED, mode="drop"),
+        full_to_swa=put(state.full_to_swa, plan.unmap, jnp.int32(UNMAPPED)),
     )

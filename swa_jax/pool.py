@@ -9,7 +9,8 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from swa_jax.paging import look_up
+from swa_jax.once import once
+from swa_jax.paging import fetch, look_up, put
 from swa_jax.rank import rank
 from swa_jax.state import PAD_PAGE, PagePool
 
@@ -34,26 +35,32 @@ def _place(pool: PagePool, offset: jax.Array) -> jax.Array:
 
     Written so that head + offset cannot pass int32 in a pool of 2^31 pages.
     """
+    return _onward(pool, pool.head, offset)
+
+
+def _onward(pool: PagePool, place: jax.Array, steps: jax.Array) -> jax.Array:
+    """Ring places that are 0 .. N-1 steps on from one."""
     size = jnp.int32(pool.ring.shape[0])
-    place = offset - (size - pool.head)
+    place = steps - (size - place)
     return jnp.where(place < 0, place + size, place)
 
 
-def peek(pool: PagePool, ranks: jax.Array) -> jax.Array:
+def peek(pool: PagePool, ranks: jax.Array, most: int | None = None) -> jax.Array:
     """int32[K] page ids that the next grant hands out, by rank in it. Writes nothing.
 
-    Ranks are below K: K places from the head, and K from the start of the ring in case it goes
-    round, are all that is read (a slice costs the same in a pool of any size). Ranks past what
-    the pool can grant give pages that a grant must not use.
+    Ranks are below `most`, K by default (static): that many places from the head, and as many from
+    the start of the ring in case it goes round, are all that is read (a slice costs the same in a
+    pool of any size). Ranks past what the pool can grant give pages that a grant must not use.
     """
-    size, most = pool.ring.shape[0], ranks.shape[0]
+    size = pool.ring.shape[0]
+    most = ranks.shape[0] if most is None else most
     if most >= size:
         safe = jnp.where(ranks < size, ranks, jnp.int32(0))
         return look_up(pool.ring, _place(pool, safe), PAD_PAGE)
     start = jnp.minimum(pool.head, jnp.int32(size - most))
     ahead = jax.lax.dynamic_slice(pool.ring, (start,), (most,))
-    both = jnp.concatenate([ahead, pool.ring[:most]])
-    return look_up(both, ranks + (pool.head - start), PAD_PAGE)
+    both = once(jnp.concatenate([ahead, pool.ring[:most]]))
+    return fetch(both, ranks + (pool.head - start))
 
 
 def take(pool: PagePool, pages: jax.Array, count: jax.Array) -> PagePool:
@@ -69,7 +76,7 @@ def take(pool: PagePool, pages: jax.Array, count: jax.Array) -> PagePool:
 
 def count_holders(pool: PagePool, pages: jax.Array, holders: jax.Array) -> PagePool:
     """Writes the counts alone (a pure SWA state's full side has nothing else)."""
-    return replace(pool, holders=pool.holders.at[pages].set(holders, mode="drop"))
+    return replace(pool, holders=put(pool.holders, pages, holders))
 
 
 def give_back(
@@ -87,24 +94,22 @@ def give_back(
       defer: bool[], queue for `free_group_end`.
     """
     size = pool.ring.shape[0]
-    marks = (pages < jnp.int32(nowhere(pool))) & (left == 0)
+    marks = once((pages < jnp.int32(nowhere(pool))) & (left == 0))
     ranks, count = rank(marks)
     waiting = pool.num_pending
     start = jnp.where(defer, pool.num_free + waiting, pool.num_free)
     outside = jnp.int32(size)
-    to = jnp.where(marks, _place(pool, start + jnp.where(marks, ranks, 0)), outside)
+    to = jnp.where(marks, _onward(pool, _place(pool, start), once(ranks)), outside)
 
     places = jnp.arange(min(pages.shape[0], size), dtype=jnp.int32)
     moves = places < jnp.where(defer, 0, jnp.minimum(count, waiting))
-    source = _place(pool, jnp.where(moves, pool.num_free + places, 0))
-    target = _place(pool, jnp.where(moves, pool.num_free + jnp.maximum(count, waiting) + places, 0))
-    moved = look_up(pool.ring, source, PAD_PAGE)
+    moved = fetch(pool.ring, _onward(pool, _place(pool, pool.num_free), places))
+    behind = _place(pool, pool.num_free + jnp.maximum(count, waiting))
+    ring = put(pool.ring, jnp.where(moves, _onward(pool, behind, places), outside), moved)
 
     return replace(
         count_holders(pool, pages, left),
-        ring=pool.ring.at[jnp.concatenate([to, jnp.where(moves, target, outside)])].set(
-            jnp.concatenate([pages, moved]), mode="drop"
-        ),
+        ring=put(ring, to, pages),
         num_free=pool.num_free + jnp.where(defer, 0, count),
         num_pending=waiting + jnp.where(defer, count, 0),
     )

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from swa_jax.once import once
+from swa_jax.paging import fetch, put
+
 _WORD = 32
 _BLOCK = 64
 _FEW = 16
@@ -42,8 +45,8 @@ def _before(counts: jax.Array) -> jax.Array:
     return inside.reshape(rows, -1)[:, :n]
 
 
-def ranks(marks: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """For bool[M, N], row by row: int32[M, N] marked places before each, int32[M] how many."""
+def _words(marks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """For bool[M, N]: uint32[M, W] its words, uint32[M, W] marks before each, int32[M] in all."""
     rows, n = marks.shape
     words = max(1, -(-n // _WORD))
     bits = jnp.pad(marks, ((0, 0), (0, words * _WORD - n))).reshape(rows, words, _WORD)
@@ -54,9 +57,21 @@ def ranks(marks: jax.Array) -> tuple[jax.Array, jax.Array]:
         before = _before(in_word.astype(jnp.float32)).astype(jnp.int32)
     else:
         before = jax.lax.associative_scan(jnp.add, in_word, axis=1) - in_word
-    below = word[:, :, None] & ((jnp.uint32(1) << place) - jnp.uint32(1))
-    of_place = before[:, :, None] + jax.lax.population_count(below).astype(jnp.int32)
-    return of_place.reshape(rows, -1)[:, :n], before[:, -1] + in_word[:, -1]
+    return word, before.astype(jnp.uint32), before[:, -1] + in_word[:, -1]
+
+
+def _of_places(word: jax.Array, before: jax.Array, n: int, *, itself: bool) -> jax.Array:
+    """uint32[M, N] marks before each place, or up to it where it counts `itself`."""
+    place = jnp.arange(_WORD, dtype=jnp.uint32)[None, None, :]
+    below = (jnp.uint32(2 if itself else 1) << place) - jnp.uint32(1)
+    of_place = before[:, :, None] + jax.lax.population_count(word[:, :, None] & below)
+    return of_place.reshape(word.shape[0], -1)[:, :n]
+
+
+def ranks(marks: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """For bool[M, N], row by row: int32[M, N] marked places before each, int32[M] how many."""
+    word, before, total = _words(marks)
+    return _of_places(word, before, marks.shape[1], itself=False).astype(jnp.int32), total
 
 
 def rank(marks: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -65,10 +80,37 @@ def rank(marks: jax.Array) -> tuple[jax.Array, jax.Array]:
     return of_place[0], total[0]
 
 
-def latest_mark(marks: jax.Array) -> jax.Array:
-    """For bool[N]: int32[N] the number of the last mark up to each place, from 0; 0 before all."""
-    before, _ = rank(marks)
-    return jnp.maximum(before + marks.astype(jnp.int32) - 1, 0)
+@dataclass(frozen=True)
+class Marked:
+    """The marked places of bool[N] marks, to be read by number: cheap where they are few."""
+
+    words: jax.Array  # uint32[W]
+    before: jax.Array  # int32[W] marks before each word
+    count: jax.Array  # int32[]
+    places: int  # N
+
+    def read(self, nth: jax.Array) -> jax.Array:
+        """int32[K] place of each int32[K] `nth` mark, from 0; N past the last."""
+        word = jnp.searchsorted(self.before, nth, side="right").astype(jnp.int32) - 1
+        bits = self.words.at[word].get(mode="fill", fill_value=0)
+        left = nth - self.before.at[word].get(mode="fill", fill_value=0)
+        place = jnp.zeros_like(nth)
+        width = _WORD // 2
+        while width:  # which half has it, and which half of that
+            low = (bits >> place.astype(jnp.uint32)) & jnp.uint32(2**width - 1)
+            fewer = jax.lax.population_count(low).astype(jnp.int32)
+            beyond = left >= fewer
+            place = place + jnp.where(beyond, jnp.int32(width), 0)
+            left = left - jnp.where(beyond, fewer, 0)
+            width //= 2
+        return jnp.where(nth < self.count, word * jnp.int32(_WORD) + place, self.places)
+
+
+def read_marks(marks: jax.Array) -> Marked:
+    """bool[N] marks as `Marked`."""
+    word, before, count = _words(marks[None, :])
+    words, before = once(word[0], _WORD), once(before[0].astype(jnp.int32), _WORD)
+    return Marked(words, before, count[0], marks.shape[0])
 
 
 @dataclass(frozen=True)
@@ -91,18 +133,15 @@ def read_runs(lengths: jax.Array, places: int, start: jax.Array | None = None) -
     """
     count = lengths.shape[0]
     start = exclusive_sum(lengths) if start is None else start
-    some = lengths > 0
+    row, some = jnp.arange(count, dtype=jnp.int32), lengths > 0
     nth, _ = rank(some)
-    filled = jnp.zeros(count, jnp.int32)
-    filled = filled.at[jnp.where(some, nth, count)].set(
-        jnp.arange(count, dtype=jnp.int32), mode="drop"
-    )
-    # The r-th mark is where the r-th run that is not empty begins.
-    marks = jnp.zeros(places, bool).at[jnp.where(some, start, places)].set(True, mode="drop")
-    run = filled.at[latest_mark(marks)].get(mode="fill", fill_value=0)
+    # By the number of runs, other than empty ones, that begin up to a place.
+    nth_run = put(jnp.zeros(count + 1, jnp.int32), jnp.where(some, nth + 1, count + 1), row)
+    begins = put(jnp.zeros(places, bool), jnp.where(some, start, places), some)
+    word, before, _ = _words(begins[None, :])
+    begun = _of_places(word, once(before[0])[None, :], places, itself=True)[0]
+    run = once(fetch(nth_run, begun))
     place = jnp.arange(places, dtype=jnp.int32)
-    within = place - start.at[run].get(mode="fill", fill_value=0)
+    within = place - fetch(start, run)
     real = place < start[-1] + lengths[-1]
-    # Callers look much up by run: without a barrier each of them would find it anew.
-    run, within, real = jax.lax.optimization_barrier((run, within, real))
     return Runs(run, within, start, real)

@@ -207,9 +207,20 @@ class PrefixOracle:
         return (node.last_use if self.policy == "lru" else node.rank, node.last_use)
 
     def _swa_order(self, name: Name, in_tail: bool) -> tuple[Any, ...]:
-        """Where none is missed the start of a branch goes first, in its last window the end."""
+        """Where few are missed the start of a branch goes first, in its last window the end."""
         depth = len(name[1])
-        return (in_tail, self._order(name), -depth if in_tail else depth)
+        worth = 2 if in_tail else int(self._in_kept_window(depth))
+        return (worth, self._order(name), -depth if in_tail else depth)
+
+    def _in_kept_window(self, depth: int) -> bool:
+        """Kept windows end at multiples of `every` pages: they fill half the SWA pool at most."""
+        if self.window is None:
+            return False
+        window, every = -(-self.window // self.page), 1
+        most = self.config.swa_tokens // self.page // 2
+        while every < 2 * window or window * self.config.full_tokens // self.page > most * every:
+            every *= 2
+        return any((depth + ahead) % every == 0 for ahead in range(window))
 
     def _remove(self, name: Name) -> bool:
         node = self.nodes.pop(name)

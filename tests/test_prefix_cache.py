@@ -319,7 +319,7 @@ def test_pages_that_leave_in_several_blocks_leave_as_in_one(monkeypatch):
 @pytest.mark.parametrize("hash_bits", [32, 3, 0])
 def test_the_table_survives_many_rounds_of_insert_and_evict(hash_bits):
     world = World(TOKENS, hash_bits=hash_bits)
-    assert world.cache.table.shape[0] == 64
+    assert world.cache.table.shape[0] == 128
     keep = world.put(B[:2])
     pin = world.lock(keep.node)
     for round_ in range(12):

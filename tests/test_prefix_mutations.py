@@ -230,12 +230,15 @@ def test_a_namespace_that_is_ignored_is_seen(damage):
 
 
 def test_a_namespace_that_only_the_hash_tells_is_seen(damage):
-    cut = _module("keys").cut_pages
+    cut, below = _module("keys").cut_pages, _module("keys").cut_pages_below
 
     def same_space(config, tokens, length, namespace):
         return cut(config, tokens, length, jnp.zeros_like(namespace))
 
-    damage("match", "cut_pages", same_space)
+    def same_space_below(cache, node, tokens, length, namespace):
+        return below(cache, node, tokens, length, jnp.zeros_like(namespace))
+
+    damage("find", "cut_pages_below", same_space_below)
     damage("insert", "cut_pages", same_space)
     _fails(calls.test_a_copy_is_given_up_only_to_its_own_namespace)
 

@@ -1,5 +1,6 @@
 """The same transition for every rank: by `vmap` on one device, by `shard_map` over a mesh."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -36,7 +37,12 @@ def new_ranks(
 
 
 def each_rank(
-    call: Callable[..., Any], *, mesh: Mesh | None = None, axis: str = "data"
+    call: Callable[..., Any],
+    *,
+    mesh: Mesh | None = None,
+    axis: str = "data",
+    same: int = 0,
+    one_by_one: bool = False,
 ) -> Callable[..., Any]:
     """`call` for every rank: each of its arguments and results gains a leading axis [R].
 
@@ -48,18 +54,37 @@ def each_rank(
       call: a transition, or several, of one rank. Static arguments belong inside it.
       mesh: as for `new_ranks`.
       axis: as for `new_ranks`.
+      same: how many of its first arguments are the same for all ranks: they get no axis.
+      one_by_one: the ranks of one device take turns, by `lax.map`. Batched by `vmap`, a loop goes
+        on until the last rank is done and keeps the others' arrays by copying them: on a CPU, whole
+        replays are several times slower that way.
 
     Raises:
       ValueError: the mesh has no such axis.
     """
-    batched = jax.vmap(call)
+
+    def of_device(*given: Any) -> Any:  # noqa: ANN401 - any pytrees
+        ranks = given[same:]
+        one = functools.partial(call, *given[:same])
+        if all(leaf.shape[:1] == (1,) for leaf in jax.tree.leaves(ranks)):
+            # A rank alone needs no batching, which would make a copy of what a branch leaves alone.
+            return jax.tree.map(lambda leaf: leaf[None], one(*one_rank(ranks, 0)))
+        if one_by_one:
+            return jax.lax.map(lambda rank: one(*rank), ranks)
+        return jax.vmap(one)(*ranks)
+
     if mesh is None:
-        return batched
+        return of_device
     to = _sharding(mesh, axis, 0)
-    # Loops of a transition carry constants beside what differs by rank: nothing to check there.
-    return jax.shard_map(
-        batched, mesh=to.mesh, in_specs=to.spec, out_specs=to.spec, check_vma=False
-    )
+
+    def over_mesh(*given: Any) -> Any:  # noqa: ANN401 - any pytrees
+        specs = (PartitionSpec(),) * same + (to.spec,) * (len(given) - same)
+        # Loops of a transition carry constants beside what differs by rank: nothing to check there.
+        return jax.shard_map(
+            of_device, mesh=to.mesh, in_specs=specs, out_specs=to.spec, check_vma=False
+        )(*given)
+
+    return over_mesh
 
 
 def one_rank(ranks: T, rank: int) -> T:

@@ -7,16 +7,18 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from swa_jax.config import PoolConfig
 from swa_jax.counts import free_pages, held_pages
 from swa_jax.inputs import Ints, as_int32
-from swa_jax.paging import look_up, page_of, pages_for
+from swa_jax.paging import look_up, pages_for
 from swa_jax.prefix_cache import (
     PrefixCache,
     full_evictable_size,
-    match_prefix,
     swa_evictable_size,
 )
+from swa_jax.prefix_cache.keys import ReadTokens, reader
 from swa_jax.prefix_cache.leaving import may_leave
+from swa_jax.prefix_cache.match import match_path
 from swa_jax.state import AllocatorState
 from swa_jax.window import most_swa_pages
 
@@ -63,10 +65,11 @@ def loads(states: AllocatorState, caches: PrefixCache | None = None) -> Loads:
 
 @jax.jit
 def _loads(states: AllocatorState, caches: PrefixCache | None) -> Loads:
-    return jax.vmap(_load)(states, caches)
+    return jax.vmap(load_of)(states, caches)
 
 
-def _load(state: AllocatorState, cache: PrefixCache | None) -> Loads:
+def load_of(state: AllocatorState, cache: PrefixCache | None) -> Loads:
+    """`loads` of one rank: int32[] each."""
     size = jnp.int32(state.config.page_size)
     full, swa = (pages * size for pages in free_pages(state))
     busy = held_pages(state)[0] * size
@@ -133,19 +136,69 @@ def _place(
     namespace: jax.Array,
     slack: int,
 ) -> Placement:
-    config, load = states.config, _loads(states, caches)
-    size = jnp.int32(config.page_size)
-
     def look(state: AllocatorState, cache: PrefixCache) -> tuple[jax.Array, jax.Array]:
-        known = jnp.maximum(length - 1, 0)
-        match = match_prefix(cache, state, tokens, known, namespace=namespace)[1]
-        nodes = page_of(match.slots[:: config.page_size], config.page_size)
-        keeps = look_up(may_leave(cache, state), nodes, False)  # the root, padding, never leaves
-        return match.length, jnp.sum(keeps, dtype=jnp.int32) * size
+        may_go = may_leave(cache, state)
+        return look_at(state, cache, may_go, reader(tokens), tokens.shape[0], length, namespace)
 
     hits, kept = jax.vmap(look)(states, caches)
-    full_need = pages_for(jnp.maximum(most, length), config.page_size) * size
-    swa_need = most_swa_pages(config, jnp.maximum(most, length)) * size
+    need = jnp.maximum(most, length)
+    return choose(states.config, _loads(states, caches), hits, kept, need, waiting, slack)
+
+
+def look_at(
+    state: AllocatorState,
+    cache: PrefixCache,
+    may_go: jax.Array,
+    read: ReadTokens,
+    room: int,
+    length: jax.Array,
+    namespace: jax.Array | int = 0,
+) -> tuple[jax.Array, jax.Array]:
+    """What one rank has of a prompt: int32[] tokens, and how many of them could be evicted.
+
+    Args:
+      state: of one rank.
+      cache: likewise.
+      may_go: bool[F+1] `may_leave` of the two.
+      read: the prompt's tokens.
+      room: most tokens of it, static.
+      length: int32[] tokens of it that count.
+      namespace: int32[] as for `prefix_cache.match_prefix`.
+    """
+    size = jnp.int32(state.config.page_size)
+    known = jnp.maximum(length - 1, 0)
+    _, nodes, pages = match_path(cache, state, read, room, known, jnp.int32(namespace))
+    found = jnp.arange(nodes.shape[0], dtype=jnp.int32) < pages
+    keeps = found & look_up(may_go, nodes, False)
+    return pages * size, jnp.sum(keeps, dtype=jnp.int32) * size
+
+
+def choose(
+    config: PoolConfig,
+    load: Loads,
+    hits: jax.Array,
+    kept: jax.Array,
+    tokens: jax.Array,
+    waiting: jax.Array,
+    slack: int,
+    coming: jax.Array | None = None,
+) -> Placement:
+    """The rule of `place`, from what the ranks said.
+
+    Args:
+      config: of one rank's pools.
+      load: of all ranks.
+      hits: int32[R] tokens of the prompt that each has cached.
+      kept: int32[R] how many of them could be evicted.
+      tokens: int32[] the most that the request can come to.
+      waiting: int32[R] as for `place`.
+      slack: likewise.
+      coming: int32[R] tokens of the prompt that each rank will have cached once it has served what
+        waits there; none by default. They are worth what cached ones are, and are no room.
+    """
+    size = jnp.int32(config.page_size)
+    full_need = pages_for(tokens, config.page_size) * size
+    swa_need = most_swa_pages(config, tokens) * size
     # What of the hit could be evicted will not be: it is no room for the rest.
     full_room = load.full_room - kept - waiting
     fits = (full_need - hits <= full_room) & (swa_need <= load.swa_room)
@@ -153,6 +206,7 @@ def _place(
     busy = load.busy + waiting
     least = jnp.min(jnp.where(asked, busy, 2**31 - 1))
     near = asked & (busy - least <= jnp.int32(slack))
-    longest = near & (hits == jnp.max(jnp.where(near, hits, jnp.int32(_LEAST))))
+    worth = hits if coming is None else jnp.maximum(hits, coming)
+    longest = near & (worth == jnp.max(jnp.where(near, worth, jnp.int32(_LEAST))))
     lightest = longest & (busy == jnp.min(jnp.where(longest, busy, 2**31 - 1)))
     return Placement(jnp.argmax(lightest).astype(jnp.int32), hits, fits)

@@ -12,19 +12,22 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from swa_jax.inputs import as_int32
+from swa_jax.once import once
 from swa_jax.paging import look_up, pages_for
 from swa_jax.plan_free import FreePlan, commit_free
 from swa_jax.pool import is_held, nowhere
 from swa_jax.prefix_cache.arguments import check_pair
+from swa_jax.prefix_cache.kept_windows import in_kept_window, window_pages
 from swa_jax.prefix_cache.leaving import may_leave, may_lose_swa
 from swa_jax.prefix_cache.policy import leaving_order
-from swa_jax.prefix_cache.select import least_k, over_subtrees
+from swa_jax.prefix_cache.select import least_k, over_subtrees, up_from
 from swa_jax.prefix_cache.table import lay_out_when_worn, strike_out
 from swa_jax.prefix_cache.tree import ROOT, PrefixCache
-from swa_jax.rank import rank
+from swa_jax.rank import read_marks
 from swa_jax.state import UNMAPPED, AllocatorState
 
 _FAR = 2**20  # more levels than matter
+_FEW_LEVELS = 32  # which leaves are walked up from, level by level
 _BLOCK = 4096
 
 
@@ -48,9 +51,10 @@ def evict(
 ) -> tuple[PrefixCache, AllocatorState, Evicted]:
     """Gives pages of unlocked prefixes back until as much is free as was asked for.
 
-    Full pages go from the leaves up. SWA pages go first where no prefix needs them: those
-    further than a window from the end of every branch, so that a branch stays usable as long as
-    any page can be had elsewhere. A leaf whose SWA page goes leaves the tree, and so do the
+    Full pages go from the leaves up. SWA pages go first where few prefixes need them: those
+    further than a window from the end of every branch, and of these the windows that are kept at
+    regular depths last (`kept_windows`), so that a branch stays usable, and can be parted from, as
+    long as any page can be had elsewhere. A leaf whose SWA page goes leaves the tree, and so do the
     tombstones above it that nothing live hangs from. Unlocked tombstones that nothing live or
     locked hangs from leave first, whatever the amounts, 0 and below included.
 
@@ -96,41 +100,107 @@ def _evict(
         more = least_k(unlocked & ~goes, (*order, depth_last, ids), swa_pages)
         goes, loses = goes | more, jnp.zeros_like(loses)
     else:
-        # Shallow pages first where none is missed; in a branch's last window the leaf first, so
-        # that a short branch is cut shorter and not cut through.
-        near = _near_leaf(cache, goes, swa_pages > 0)
-        depth = jnp.where(near, depth_last, cache.depth)
-        loses = least_k(loses, (near.astype(jnp.int32), *order, depth, ids), swa_pages)
+        loses = _losing(cache, goes, loses, order, swa_pages)
 
     keeps = cache.in_tree & ~goes & ((live & ~loses) | ~unlocked)
-    gone = _fallen(cache, keeps, jnp.any(goes | (loses & (cache.children == 0))))
+    gone = _fallen(cache, keeps, jnp.any(goes | (loses & (cache.children == 0))), goes)
     return _commit(cache, state, gone, (gone | loses) & live)
 
 
-def _near_leaf(cache: PrefixCache, goes: jax.Array, wanted: jax.Array) -> jax.Array:
+def _losing(
+    cache: PrefixCache,
+    goes: jax.Array,
+    may: jax.Array,
+    order: tuple[jax.Array, ...],
+    pages: jax.Array,
+) -> jax.Array:
+    """bool[F+1] those of `may` whose SWA page goes, `pages` of them.
+
+    Shallow pages first where few are missed, those of kept windows after all others; in a branch's
+    last window the leaf first, so that a short branch is cut shorter and not cut through.
+    """
+    nodes, most = may.shape[0], min(cache.config.pool.swa_pages, may.shape[0])
+
+    def choose() -> jax.Array:
+        near = _near_leaf(cache, goes)
+        # There are no more of them than SWA pages: what is compared is those alone.
+        some = read_marks(may).read(jnp.arange(most, dtype=jnp.int32))
+        real = some < nodes
+        down = look_up(cache.depth, some, 0)
+        close = look_up(near, some, False)
+        depth = jnp.where(close, jnp.int32(_FAR) - down, down)
+        worth = jnp.where(close, 2, in_kept_window(cache.config.pool, down).astype(jnp.int32))
+        keys = (worth, *(look_up(key, some, 0) for key in order), depth, some)
+        chosen = least_k(real, keys, pages)
+        return jnp.zeros(nodes, bool).at[jnp.where(chosen, some, nodes)].set(True, mode="drop")
+
+    return jax.lax.cond(pages > 0, choose, lambda: jnp.zeros(nodes, bool))
+
+
+def _near_leaf(cache: PrefixCache, goes: jax.Array) -> jax.Array:
     """bool[F+1]: a leaf below is less than a window away, so its match needs this page.
 
     Leaves as they are when the pages of `goes` have gone.
     """
-    config = cache.config.pool
-    window = config.sliding_window or config.full_tokens
-    pages = jnp.int32(-(-window // config.page_size))
-    above = jnp.where(goes, cache.parent, goes.shape[0])
-    left = cache.children - jnp.zeros_like(cache.children).at[above].add(1, mode="drop")
-    leaf = cache.in_tree & ~goes & (left == 0)
-    start = jnp.where(leaf, 0, jnp.int32(_FAR))
-    reach = jnp.where(wanted, pages, 0)
-    return over_subtrees(cache.parent, start, reach, 1, least=True) < pages
+    pages = window_pages(cache.config.pool)
+    leaf = cache.in_tree & ~goes & (_children_left(cache, goes) == 0)
+    if pages > _FEW_LEVELS:
+        start = jnp.where(leaf, 0, jnp.int32(_FAR))
+        return over_subtrees(cache.parent, start, jnp.int32(pages), 1, least=True) < pages
+    return up_from(leaf, cache.parent, pages)
 
 
-def _fallen(cache: PrefixCache, keeps: jax.Array, some: jax.Array) -> jax.Array:
+def _children_left(cache: PrefixCache, gone: jax.Array) -> jax.Array:
+    """int32[F+1] children of each node that are not marked."""
+
+    def without(children: jax.Array) -> jax.Array:
+        above = jnp.where(gone, cache.parent, gone.shape[0])
+        return children.at[above].add(-1, mode="drop")
+
+    return jax.lax.cond(jnp.any(gone), without, lambda children: children, cache.children)
+
+
+def _fallen(
+    cache: PrefixCache, keeps: jax.Array, some: jax.Array, gone: jax.Array | None = None
+) -> jax.Array:
     """bool[F+1]: nodes with none of `keeps` at or below them, which are of no use any more.
 
-    Where `some` is False there is none and nothing is looked at.
+    A run is what hangs in one line between two nodes that are kept or fork. It falls from its lower
+    end, all of it, if nothing hangs there; then the fork above it may be the end of another one.
+
+    Args:
+      cache: the tree.
+      keeps: bool[F+1] nodes that stay.
+      some: bool[], False where none falls: then nothing is looked at.
+      gone: bool[F+1] nodes that are known to fall, with all that is below them.
     """
-    deepest = jnp.where(some, jnp.max(jnp.where(cache.in_tree, cache.depth, 0)), 0)
-    kept = over_subtrees(cache.parent, keeps.astype(jnp.int32), deepest, 0) > 0
-    return cache.in_tree & ~kept & some
+    nodes = keeps.shape[0]
+    loose = cache.in_tree & ~keeps
+
+    def fall(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        fallen, _ = carry
+        left = _children_left(cache, fallen)
+        inside = once(loose & ~fallen & (left < 2), 3)
+        above = jnp.where(inside & look_up(inside, cache.parent, False), cache.parent, 0)
+        ids = jnp.arange(nodes, dtype=jnp.int32)
+        top = _ends(jnp.where(above > ROOT, above, ids))
+        ends = jnp.zeros(nodes, bool).at[jnp.where(inside & (left == 0), top, nodes)]
+        more = inside & look_up(ends.set(True, mode="drop"), top, False)
+        return fallen | more, jnp.any(more)
+
+    start = (jnp.zeros(nodes, bool) if gone is None else gone, some)
+    return jax.lax.while_loop(lambda carry: carry[1], fall, start)[0] & some
+
+
+def _ends(above: jax.Array) -> jax.Array:
+    """int32[N]: where each node comes to by going up, where nodes at an end point at themselves."""
+
+    def further(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        twice = look_up(carry[0], carry[0], 0)
+        return twice, jnp.any(twice != carry[0])
+
+    start = (above, jnp.ones((), bool))
+    return jax.lax.while_loop(lambda carry: carry[1], further, start)[0]
 
 
 def _commit(
@@ -139,15 +209,12 @@ def _commit(
     """Gives marked pages back, a block at a time: most evictions are small beside the pool."""
     width = min(_BLOCK, gone.shape[0])
     marks = gone | swa_gone
-    place, count = rank(marks)
     ids = jnp.arange(marks.shape[0], dtype=jnp.int32)
-    room = -(-marks.shape[0] // width) * width
-    leaving = jnp.full(room, jnp.int32(nowhere(state.full)))
-    leaving = leaving.at[jnp.where(marks, place, room)].set(ids, mode="drop")
+    leaving = read_marks(marks)
 
     def block(carry: tuple[AllocatorState, jax.Array, jax.Array, jax.Array]) -> tuple:
         state, table, children, done = carry
-        page = jax.lax.dynamic_slice(leaving, (done,), (width,))
+        page = leaving.read(done + jnp.arange(width, dtype=jnp.int32))
         whole = look_up(gone, page, False)
         state = _release(state, page, whole, look_up(swa_gone, page, False))
         table = strike_out(cache, table, jnp.where(whole, page, gone.shape[0]))
@@ -155,7 +222,9 @@ def _commit(
         return state, table, children.at[above].add(-1, mode="drop"), done + width
 
     start = (state, cache.table, cache.children, jnp.int32(0))
-    state, table, children, _ = jax.lax.while_loop(lambda c: c[3] < count, block, start)
+    state, table, children, _ = jax.lax.while_loop(
+        lambda carry: carry[3] < leaving.count, block, start
+    )
     went = jnp.sum(gone, dtype=jnp.int32)
     cache = replace(
         cache,

@@ -7,9 +7,11 @@ from swa_jax.prefix_cache.evict import Evicted, evict
 from swa_jax.prefix_cache.tree import PrefixCache
 from swa_jax.state import AllocatorState
 
-# The part of a pool that is evicted beyond what is lacking. The rarer evictions are, the less they
-# cost; but the extra is what is lost against an exact LRU.
-_EXTRA = 64
+# What is evicted beyond what is lacking: the rarer evictions are, the less they cost; but the extra
+# is what is lost against an exact LRU. A prefill takes as much again in each of its steps, so a few
+# steps' worth, between these parts of a pool. On 1,000 requests of the Mooncake trace (gpt-oss-20b,
+# 40 GiB, page 64) the hits were the same 561,408 tokens as with a 64th alone.
+_STEPS, _LEAST, _MOST = 3, 64, 8
 
 
 def evict_lacking(
@@ -19,7 +21,9 @@ def evict_lacking(
     pool = cache.config.pool
 
     def tokens(lacking: jax.Array, pages: int) -> jax.Array:
-        wanted = jnp.where(lacking > 0, lacking + jnp.int32(pages // _EXTRA), 0)
+        extra = jnp.clip(lacking, 0, pages // _MOST) * jnp.int32(_STEPS)
+        extra = jnp.clip(extra, pages // _LEAST, pages // _MOST)
+        wanted = jnp.where(lacking > 0, lacking + extra, 0)
         return wanted * jnp.int32(pool.page_size)
 
     return evict(

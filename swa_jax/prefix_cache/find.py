@@ -3,17 +3,20 @@
 Each page is looked for by the hash of the whole prefix that ends with it, so all pages are searched
 at once. What is found is believed only if its tokens are the page's and its parent is the node
 found for the page before; where two prefixes share a hash, the search of that page is done again
-with its parent known.
+with its parent known. Long prompts are followed block by block, as far as they are cached: what is
+not there costs one block.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
 from swa_jax.paging import look_up
-from swa_jax.prefix_cache.keys import Keys
+from swa_jax.prefix_cache.keys import Keys, ReadTokens, cut_pages_below
 from swa_jax.prefix_cache.tree import EMPTY, ROOT, PrefixCache
+
+BLOCK = 1024  # pages
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ def table_place(cache: PrefixCache, hashes: jax.Array, tries: jax.Array) -> jax.
 
 def _search(cache: PrefixCache, keys: Keys) -> jax.Array:
     """int32[N] the first node with each page's hash and depth, ROOT where there is none."""
-    depth = jnp.arange(1, keys.hash.shape[0] + 1, dtype=jnp.int32)
-    wanted = depth <= keys.count
+    place = jnp.arange(keys.hash.shape[0], dtype=jnp.int32)
+    wanted, depth = place < keys.count, keys.depth + place + 1
 
     def look(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         found, seeking, tries = carry
@@ -75,7 +78,7 @@ def _search_child(cache: PrefixCache, keys: Keys, page: jax.Array, parent: jax.A
 
 def _first_bad(cache: PrefixCache, keys: Keys, nodes: jax.Array) -> jax.Array:
     """int32[] the first page whose node is missing or is not the right one; N if all are."""
-    before = jnp.concatenate([jnp.full(1, ROOT, jnp.int32), nodes[:-1]])
+    before = jnp.concatenate([keys.above[None], nodes[:-1]])
     right = (nodes > ROOT) & (look_up(cache.parent, nodes, -1) == before)
     right = right & (look_up(cache.namespace, nodes, 0) == keys.namespace)
     right = right & jnp.all(cache.tokens.at[nodes].get(mode="fill", fill_value=0) == keys.tokens, 1)
@@ -84,7 +87,90 @@ def _first_bad(cache: PrefixCache, keys: Keys, nodes: jax.Array) -> jax.Array:
 
 
 def find_chain(cache: PrefixCache, keys: Keys) -> Chain:
-    """Follows a prompt's pages down from the root as far as they are cached."""
+    """Follows a prompt's pages down from where its keys begin, as far as they are cached."""
+    count = keys.hash.shape[0]
+    if count <= BLOCK:
+        return _follow(cache, keys)
+
+    def block(
+        carry: tuple[jax.Array, jax.Array, jax.Array],
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        nodes, found, _ = carry
+        part, start = part_of(keys, nodes, found)
+        more = _follow(cache, part)
+        nodes = jax.lax.dynamic_update_slice(nodes, more.nodes, (start,))
+        reached = start + more.count
+        return nodes, reached, (more.count == BLOCK) & (reached < keys.count)
+
+    start = (jnp.full(count, ROOT, jnp.int32), jnp.int32(0), keys.count > 0)
+    nodes, found, _ = jax.lax.while_loop(lambda carry: carry[2], block, start)
+    return Chain(nodes, found)
+
+
+def find_prompt(
+    cache: PrefixCache, read: ReadTokens, room: int, length: jax.Array, namespace: jax.Array
+) -> Chain:
+    """Follows a prompt from the root as far as it is cached, and reads no further.
+
+    Args:
+      cache: the tree.
+      read: its tokens.
+      room: most tokens of it, static.
+      length: int32[] tokens of it that count.
+      namespace: int32[] as for `match_prefix`.
+
+    Returns:
+      As `find_chain` of all its pages.
+    """
+    size, extra = cache.config.pool.page_size, cache.config.key_tokens - cache.config.pool.page_size
+    pages = max(1, (room - extra) // size)
+    width = min(BLOCK, pages)
+    length = jnp.minimum(length, jnp.int32(room))
+
+    def block(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        nodes, done, above, _ = carry
+        start = done * jnp.int32(size)
+        part = read(start, width * size + extra)
+        keys = cut_pages_below(cache, above, part, length - start, namespace)
+        more = _follow(cache, keys)
+        nodes = jax.lax.dynamic_update_slice(nodes, more.nodes, (done,))
+        full = (more.count == width) & (done + width < pages)
+        return nodes, done + more.count, more.nodes[-1], full
+
+    room_for = -(-pages // width) * width
+    nodes = jnp.full(room_for, ROOT, jnp.int32)
+    start = (nodes, jnp.int32(0), jnp.int32(ROOT), length > 0)
+    if pages == width:
+        nodes, found, _, _ = block(start)
+    else:
+        nodes, found, _, _ = jax.lax.while_loop(lambda carry: carry[3], block, start)
+    return Chain(nodes[:pages], found)
+
+
+def part_of(keys: Keys, nodes: jax.Array, done: jax.Array) -> tuple[Keys, jax.Array]:
+    """`BLOCK` of a prompt's pages from int32[] `done` on, and int32[] where they begin.
+
+    That is earlier where the prompt ends sooner: no part goes past the end.
+
+    Args:
+      keys: of more than `BLOCK` pages.
+      nodes: int32[N] their nodes, those before the part in place.
+      done: int32[].
+    """
+    start = jnp.minimum(done, jnp.int32(keys.hash.shape[0] - BLOCK))
+    before = look_up(nodes, jnp.maximum(start - 1, 0), ROOT)
+    part = replace(
+        keys,
+        tokens=jax.lax.dynamic_slice_in_dim(keys.tokens, start, BLOCK),
+        hash=jax.lax.dynamic_slice_in_dim(keys.hash, start, BLOCK),
+        count=keys.count - start,
+        above=jnp.where(start > 0, before, keys.above),
+        depth=keys.depth + start,
+    )
+    return part, start
+
+
+def _follow(cache: PrefixCache, keys: Keys) -> Chain:
     count = keys.hash.shape[0]
     nodes = _search(cache, keys)
 
@@ -94,7 +180,7 @@ def find_chain(cache: PrefixCache, keys: Keys) -> Chain:
 
     def search_again(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         nodes, bad = carry
-        parent = jnp.where(bad > 0, nodes[jnp.maximum(bad - 1, 0)], ROOT)
+        parent = jnp.where(bad > 0, nodes[jnp.maximum(bad - 1, 0)], keys.above)
         nodes = nodes.at[bad].set(_search_child(cache, keys, bad, parent), mode="drop")
         return nodes, _first_bad(cache, keys, nodes)
 

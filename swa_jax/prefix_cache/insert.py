@@ -13,7 +13,7 @@ from swa_jax.inputs import Ints, as_int32, check_lengths
 from swa_jax.paging import first_places, look_up, offset_of, page_of, pages_for
 from swa_jax.pool import count_holders, holders_of, nowhere
 from swa_jax.prefix_cache.arguments import check_pair
-from swa_jax.prefix_cache.find import Chain, find_chain
+from swa_jax.prefix_cache.find import BLOCK, Chain, find_chain, part_of
 from swa_jax.prefix_cache.keys import Keys, at_least, cut_pages
 from swa_jax.prefix_cache.match import note_use, path_slots
 from swa_jax.prefix_cache.table import name_nodes
@@ -34,6 +34,15 @@ class Inserted:
     length: jax.Array  # int32[] tokens that are there now; pages past it stay the caller's
     slots: jax.Array  # int32[T] the tree's slots up to `length`, the caller's own after it
     node: jax.Array  # int32[] the last page's node, 0 for none
+
+
+@dataclass(frozen=True)
+class Entered:
+    """The caller's pages as the tree has them now."""
+
+    nodes: jax.Array  # int32[N] node of each page, ROOT past `pages`
+    pages: jax.Array  # int32[] how many the tree holds
+    already: jax.Array  # int32[] how many it held before
 
 
 @dataclass(frozen=True)
@@ -119,14 +128,11 @@ def _insert(
 ) -> tuple[PrefixCache, AllocatorState, Inserted]:
     size = cache.config.pool.page_size
     keys = cut_pages(cache.config, tokens, length, namespace)
-    own = _read_own(cache, state, slots, keys, owned_from)
-    chain, keys = _end_before_shared(state, find_chain(cache, keys), keys, own)
-    pages = _new_length(chain, keys, own)
-    state = _give_up_copies(state, chain, own)
-    state = _take_shares(state, chain, own, pages)
-    cache, nodes = _add_nodes(cache, keys, chain, own, pages)
+    first_slots = at_least(size, slots)[: keys.hash.shape[0] * size : size]
+    cache, state, entered = enter(cache, state, keys, first_slots, owned_from)
+    nodes, pages = entered.nodes, entered.pages
     cache = note_use(cache, nodes, pages, hit=False)
-    cache = _note_arrival(cache, nodes, chain.count, pages, priority)
+    cache = note_arrival(cache, nodes, entered.already, pages, priority)
     token = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     length_now = pages * jnp.int32(size)
     canonical = path_slots(nodes, pages, size, tokens.shape[0])
@@ -135,7 +141,7 @@ def _insert(
         cache,
         state,
         Inserted(
-            length_already_cached=chain.count * jnp.int32(size),
+            length_already_cached=entered.already * jnp.int32(size),
             length=length_now,
             slots=jnp.where(token < length_now, canonical, slots),
             node=node,
@@ -143,17 +149,43 @@ def _insert(
     )
 
 
+def enter(
+    cache: PrefixCache,
+    state: AllocatorState,
+    keys: Keys,
+    first_slots: jax.Array,
+    owned_from: jax.Array | None = None,
+) -> tuple[PrefixCache, AllocatorState, Entered]:
+    """What `insert` does to the tree and the pools, for pages that hang from any node.
+
+    The time of use is not noted: that is for the whole path to do.
+
+    Args:
+      cache: the tree.
+      state: beside it.
+      keys: N pages.
+      first_slots: int32[N] the caller's first slot of each.
+      owned_from: int32[] tokens of these pages, as for `insert`.
+    """
+    own = _read_own(cache, state, first_slots, keys, owned_from)
+    chain, keys = _end_before_shared(state, find_chain(cache, keys), keys, own)
+    pages = _new_length(chain, keys, own)
+    state = _give_up_copies(state, chain, own)
+    state = _take_shares(state, chain, own, pages)
+    cache, nodes = _add_nodes(cache, keys, chain, own, pages)
+    return cache, state, Entered(nodes, pages, chain.count)
+
+
 def _read_own(
     cache: PrefixCache,
     state: AllocatorState,
-    slots: jax.Array,
+    slot: jax.Array,
     keys: Keys,
     owned_from: jax.Array | None,
 ) -> _Own:
     config = cache.config.pool
     size, count = config.page_size, keys.hash.shape[0]
     outside = nowhere(state.full)
-    slot = at_least(size, slots)[: count * size : size]
     inside = (slot >= jnp.int32(size)) & (slot < jnp.int32(config.full_tokens + size))
     place = jnp.arange(count, dtype=jnp.int32)
     named = inside & (place < keys.count)
@@ -261,13 +293,32 @@ def _add_nodes(
     cache: PrefixCache, keys: Keys, chain: Chain, own: _Own, pages: jax.Array
 ) -> tuple[PrefixCache, jax.Array]:
     """Enters the new pages under the chain; also int32[N] the whole path."""
-    outside = cache.in_tree.shape[0]
     place = jnp.arange(keys.hash.shape[0], dtype=jnp.int32)
     is_new = (place >= chain.count) & (place < pages)
     nodes = jnp.where(is_new, own.pages, chain.nodes)
-    node = jnp.where(is_new, own.pages, outside)
-    before = jnp.concatenate([jnp.full(1, ROOT, jnp.int32), nodes[:-1]])[: nodes.shape[0]]
+    if nodes.shape[0] <= BLOCK:
+        return _write_nodes(cache, keys, nodes, is_new), nodes
+
+    def block(carry: tuple[PrefixCache, jax.Array]) -> tuple[PrefixCache, jax.Array]:
+        cache, done = carry
+        part, start = part_of(keys, nodes, done)
+        here = jax.lax.dynamic_slice_in_dim(nodes, start, BLOCK)
+        at = start + jnp.arange(BLOCK, dtype=jnp.int32)
+        return _write_nodes(cache, part, here, (at >= done) & (at < pages)), done + BLOCK
+
+    start = (cache, chain.count)
+    return jax.lax.while_loop(lambda carry: carry[1] < pages, block, start)[0], nodes
+
+
+def _write_nodes(
+    cache: PrefixCache, keys: Keys, nodes: jax.Array, is_new: jax.Array
+) -> PrefixCache:
+    """Enters those of int32[N] nodes that are new, each under the one before it."""
+    outside = cache.in_tree.shape[0]
+    node = jnp.where(is_new, nodes, outside)
+    before = jnp.concatenate([keys.above[None], nodes[:-1]])
     above = jnp.where(is_new & (before > ROOT), before, outside)
+    depth = keys.depth + 1 + jnp.arange(nodes.shape[0], dtype=jnp.int32)
 
     def put(values: jax.Array, new: jax.Array | int) -> jax.Array:
         return values.at[node].set(new, mode="drop")
@@ -276,7 +327,7 @@ def _add_nodes(
         cache,
         in_tree=put(cache.in_tree, True),
         parent=put(cache.parent, before),
-        depth=put(cache.depth, place + 1),
+        depth=put(cache.depth, depth),
         namespace=put(cache.namespace, keys.namespace),
         tokens=put(cache.tokens, keys.tokens),
         children=put(cache.children, 0).at[above].add(1, mode="drop"),
@@ -286,17 +337,25 @@ def _add_nodes(
         born=put(cache.born, cache.clock),
         hash=put(cache.hash, keys.hash),
     )
-    return name_nodes(cache, node), nodes
+    return name_nodes(cache, node)
 
 
-def _note_arrival(
+def note_arrival(
     cache: PrefixCache,
     nodes: jax.Array,
     already: jax.Array,
     pages: jax.Array,
     priority: jax.Array,
 ) -> PrefixCache:
-    """What "fifo" and "priority" count: never less for a node than for one below it."""
+    """What "fifo" and "priority" count: never less for a node than for one below it.
+
+    Args:
+      cache: the tree.
+      nodes: int32[N] a path from the root.
+      already: int32[] pages of it that the tree held before.
+      pages: int32[] pages of it.
+      priority: int32[] as for `insert`.
+    """
     if cache.config.policy not in ("fifo", "priority"):
         return cache
     place = jnp.arange(nodes.shape[0], dtype=jnp.int32)

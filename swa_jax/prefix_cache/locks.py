@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from swa_jax.inputs import as_int32
+from swa_jax.paging import look_up
 from swa_jax.prefix_cache import receipts
 from swa_jax.prefix_cache.arguments import check_pair
 from swa_jax.prefix_cache.match import window_start
@@ -126,6 +127,47 @@ def _release_swa(
 
     _, locks = jax.lax.while_loop(inside, up, (bottom, cache.swa_locks))
     return receipts.renew(replace(cache, swa_locks=locks), receipt, bottom, boundary)
+
+
+def move_lock(
+    cache: PrefixCache, state: AllocatorState, receipt: Receipt, path: jax.Array, pages: jax.Array
+) -> tuple[PrefixCache, Receipt]:
+    """Locks a path and undoes another lock on it, both at once: what they share is not touched.
+
+    With an empty receipt it is `lock`, with no pages `unlock`; the path is known, so nobody walks.
+
+    Args:
+      cache: the tree.
+      state: the allocator it stands beside.
+      receipt: of a lock on the beginning of the path, or longer than `pages`; spent afterwards.
+      path: int32[C] nodes from the root down, as far as either lock goes.
+      pages: int32[] how many of them to lock, 0 for none.
+
+    Returns:
+      The cache and the receipt; as for `lock`, empty where no more may be out.
+    """
+    held_by = receipts.standing(cache, receipt)
+    held, before = cache.depth[held_by], jnp.where(held_by > ROOT, receipt.boundary, 0)
+    pages = jnp.where(receipts.room_is_left(cache) | (held_by > ROOT), pages, 0)
+    depth = jnp.arange(1, path.shape[0] + 1, dtype=jnp.int32)
+    dead = look_up(state.full_to_swa, path, UNMAPPED) == UNMAPPED
+    ends = (depth <= pages) & (dead | (depth <= window_start(cache.config, pages)))
+    boundary = jnp.max(jnp.where(ends, depth, 0), initial=0)
+
+    def change(locks: jax.Array, now: jax.Array, then: jax.Array) -> jax.Array:
+        by = now.astype(jnp.int32) - then.astype(jnp.int32)
+        return locks.at[jnp.where(by != 0, path, locks.shape[0])].add(by, mode="drop")
+
+    within = depth <= pages
+    cache = replace(
+        cache,
+        full_locks=change(cache.full_locks, within, depth <= held),
+        swa_locks=change(
+            cache.swa_locks, within & (depth > boundary), (depth <= held) & (depth > before)
+        ),
+    )
+    node = jnp.where(pages > 0, look_up(path, jnp.maximum(pages - 1, 0), ROOT), ROOT)
+    return receipts.take(receipts.give_back(cache, receipt, held_by), node, boundary)
 
 
 def _add(cache: PrefixCache, node: jax.Array, boundary: jax.Array, change: int) -> PrefixCache:

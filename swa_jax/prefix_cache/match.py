@@ -10,9 +10,10 @@ from jax.typing import ArrayLike
 from swa_jax.inputs import Ints, as_int32
 from swa_jax.paging import look_up
 from swa_jax.prefix_cache.arguments import check_pair
-from swa_jax.prefix_cache.find import Chain, find_chain
-from swa_jax.prefix_cache.keys import cut_pages
+from swa_jax.prefix_cache.find import Chain, find_prompt
+from swa_jax.prefix_cache.keys import ReadTokens, reader
 from swa_jax.prefix_cache.tree import ROOT, CacheConfig, PrefixCache
+from swa_jax.rank import rank
 from swa_jax.state import UNMAPPED, AllocatorState
 from swa_jax.window import frontier
 
@@ -68,22 +69,44 @@ def _match(
     length: jax.Array,
     namespace: jax.Array,
 ) -> tuple[PrefixCache, Match]:
-    chain = find_chain(cache, cut_pages(cache.config, tokens, length, namespace))
+    size, room = cache.config.pool.page_size, tokens.shape[0]
+    cache, nodes, pages = match_path(cache, state, reader(tokens), room, length, namespace)
+    slots = path_slots(nodes, pages, size, room)
+    node = jnp.where(pages > 0, look_up(nodes, jnp.maximum(pages - 1, 0), ROOT), ROOT)
+    return cache, Match(pages * jnp.int32(size), slots, node)
+
+
+def match_path(
+    cache: PrefixCache,
+    state: AllocatorState,
+    read: ReadTokens,
+    room: int,
+    length: jax.Array,
+    namespace: jax.Array,
+) -> tuple[PrefixCache, jax.Array, jax.Array]:
+    """`match_prefix`, page by page: the cache, int32[N] nodes, int32[] how many are the match.
+
+    Args:
+      cache: the tree.
+      state: beside it.
+      read: the prompt's tokens.
+      room: most tokens of it, static.
+      length: int32[] as for `match_prefix`.
+      namespace: int32[] likewise.
+    """
+    chain = find_prompt(cache, read, room, length, namespace)
     pages = usable_pages(cache.config, state, chain)
-    size = cache.config.pool.page_size
-    slots = path_slots(chain.nodes, pages, size, tokens.shape[0])
-    node = jnp.where(pages > 0, look_up(chain.nodes, jnp.maximum(pages - 1, 0), ROOT), ROOT)
-    after = note_use(cache, chain.nodes, pages, hit=True)
-    return after, Match(pages * jnp.int32(size), slots, node)
+    return note_use(cache, chain.nodes, pages, hit=True), chain.nodes, pages
 
 
 def usable_pages(config: CacheConfig, state: AllocatorState, chain: Chain) -> jax.Array:
     """int32[] pages of a chain up to the last one that has a live window behind it."""
     place = jnp.arange(chain.nodes.shape[0], dtype=jnp.int32)
-    live = look_up(state.full_to_swa, chain.nodes, UNMAPPED) != UNMAPPED
-    dead = jnp.where(live, jnp.int32(-1), place)
-    last_dead = jax.lax.associative_scan(jnp.maximum, dead)
-    good = (place < chain.count) & (last_dead < window_start(config, place + 1))
+    dead = look_up(state.full_to_swa, chain.nodes, UNMAPPED) == UNMAPPED
+    before, _ = rank(dead)  # dead pages before each
+    start = jnp.minimum(window_start(config, place + 1), place)
+    in_window = before + dead.astype(jnp.int32) - look_up(before, start, 0)
+    good = (place < chain.count) & (in_window == 0)
     return jnp.max(jnp.where(good, place + 1, 0), initial=0)
 
 

@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.paging import look_up
+from swa_jax.rank import read_marks
+
+_BLOCK = 1024
 
 
 def least_k(marks: jax.Array, keys: Sequence[jax.Array], k: jax.Array) -> jax.Array:
@@ -48,6 +51,30 @@ def _split(marks: jax.Array, key: jax.Array, k: jax.Array) -> jax.Array:
         return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
 
     return jax.lax.while_loop(lambda bounds: bounds[0] < bounds[1], halve, (low, high))[0]
+
+
+def up_from(marks: jax.Array, parent: jax.Array, levels: int) -> jax.Array:
+    """bool[N]: marked, or less than `levels` (static, few) above a marked node; not the root.
+
+    Block by block: marks are few beside nodes.
+    """
+    nodes = marks.shape[0]
+    width = min(_BLOCK, nodes)
+    starts = read_marks(marks)
+
+    def block(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        reached, done = carry
+
+        def up(_: int, both: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            reached, node = both
+            above = look_up(parent, node, 0)
+            return reached.at[node].set(True, mode="drop"), jnp.where(above > 0, above, nodes)
+
+        node = starts.read(done + jnp.arange(width, dtype=jnp.int32))
+        return jax.lax.fori_loop(0, levels, up, (reached, node))[0], done + width
+
+    start = (jnp.zeros(nodes, bool), jnp.int32(0))
+    return jax.lax.while_loop(lambda carry: carry[1] < starts.count, block, start)[0]
 
 
 def sum_over_subtrees(parent: jax.Array, values: jax.Array, reach: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
+from swa_jax.only_if import only_if
 from swa_jax.paging import look_up
 from swa_jax.prefix_cache.find import table_place
 from swa_jax.prefix_cache.tree import DELETED, EMPTY, PrefixCache
@@ -62,16 +63,11 @@ def strike_out(cache: PrefixCache, table: jax.Array, nodes: jax.Array) -> jax.Ar
 
 
 def lay_out_when_worn(cache: PrefixCache) -> PrefixCache:
-    """The same tree; its table is laid out anew once a quarter of the places are struck out."""
-    worn = jnp.int32(cache.table.shape[0] // 4)
+    """The same tree; its table is laid out anew once an eighth of the places are struck out."""
 
-    def lay_out(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        bare = replace(cache, table=jnp.zeros_like(carry[0]), num_deleted=jnp.int32(0))
+    def lay_out(cache: PrefixCache) -> PrefixCache:
+        bare = replace(cache, table=jnp.zeros_like(cache.table), num_deleted=jnp.int32(0))
         ids = jnp.arange(cache.in_tree.shape[0], dtype=jnp.int32)
-        anew = name_nodes(bare, jnp.where(cache.in_tree, ids, cache.in_tree.shape[0]))
-        return anew.table, anew.place, anew.num_deleted
+        return name_nodes(bare, jnp.where(cache.in_tree, ids, cache.in_tree.shape[0]))
 
-    # A loop that runs once or not at all: a branch would copy the table on its way through.
-    start = (cache.table, cache.place, cache.num_deleted)
-    table, place, deleted = jax.lax.while_loop(lambda c: c[2] > worn, lay_out, start)
-    return replace(cache, table=table, place=place, num_deleted=deleted)
+    return only_if(cache.num_deleted > jnp.int32(cache.table.shape[0] // 8), lay_out, cache)

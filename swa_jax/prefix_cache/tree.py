@@ -41,8 +41,8 @@ class CacheConfig:
 
     @property
     def table_places(self) -> int:
-        """A power of two, at least twice the pages: searches stay short."""
-        return 1 << (2 * self.pool.full_pages + 1).bit_length()
+        """A power of two, at least four times the pages: searches stay short."""
+        return 1 << (4 * self.pool.full_pages + 1).bit_length()
 
     @property
     def most_receipts(self) -> int:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.counts import free_pages
+from swa_jax.only_if import while_any
 from swa_jax.paging import pages_for
 from swa_jax.replay.world import LoopConfig, Rows, World, prefilling, running
 from swa_jax.window import most_swa_pages
@@ -68,4 +69,4 @@ def admit(config: LoopConfig, world: World) -> World:
             waiting=world.waiting.at[request].set(False, mode="drop"),
         )
 
-    return jax.lax.while_loop(lambda w: _may_admit(config, w), one, world)
+    return while_any(lambda world: _may_admit(config, world), one, world)

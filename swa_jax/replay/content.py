@@ -44,9 +44,11 @@ def content_of(trace: Trace) -> Content | None:
     return Content(lengths, jnp.asarray(blocks), int(trace.block_tokens))
 
 
-def request_tokens(content: Content, request: jax.Array, room: int) -> jax.Array:
-    """int32[room] prompt and output tokens of a request."""
-    place = jnp.arange(room, dtype=jnp.int32)
+def request_tokens(
+    content: Content, request: jax.Array, room: int, first: jax.Array | int = 0
+) -> jax.Array:
+    """int32[room] prompt and output tokens of a request, from place `first` on."""
+    place = jnp.int32(first) + jnp.arange(room, dtype=jnp.int32)
     block = jax.lax.div(place, jnp.int32(content.block_tokens))
     ids = content.blocks[request].at[block].get(mode="fill", fill_value=0)
     in_prompt = place < content.prompt_lens[request]

@@ -133,13 +133,16 @@ def reject(trace: Trace, pool: PoolConfig, settings: ReplaySettings) -> dict[str
     return reasons
 
 
-def _loop_config(final: np.ndarray, pool: PoolConfig, settings: ReplaySettings) -> LoopConfig:
+def loop_config(
+    final: np.ndarray, made: np.ndarray, pool: PoolConfig, settings: ReplaySettings
+) -> LoopConfig:
+    """The static sizes of the loop, from int64[N] final lengths and tokens made by each request."""
     longest = int(final.max(initial=1))
     pages = -(-longest // pool.page_size) + 1
     rows = min(settings.max_running, max(1, final.size))
     # No step can add more than there is to serve, nor more than a pool holds.
     most = min(settings.chunk_tokens, max(1, int(final.sum())), pool.full_tokens, pool.swa_tokens)
-    return LoopConfig(pool, rows, most, pages)
+    return LoopConfig(pool, rows, most, pages, int(made.max(initial=0)))
 
 
 def run_replay(
@@ -174,12 +177,13 @@ def run_replay(
     for marks in reasons.values():
         accepted &= ~marks
     final = final_lengths(trace)
-    config = _loop_config(final[accepted], pool, settings)
+    made = final - np.asarray(trace.prompt_lens, np.int64)
+    config = loop_config(final[accepted], made[accepted], pool, settings)
     load = Load(
         jnp.asarray(trace.prompt_lens, jnp.int32),
         jnp.asarray(np.minimum(final, 2**31 - 1), jnp.int32),
     )
-    weight = jnp.asarray(_page_weight(model), jnp.float32)
+    weight = jnp.asarray(page_weight(model), jnp.float32)
     rejected = int((~accepted).sum())
 
     started = time.perf_counter()
@@ -191,7 +195,7 @@ def run_replay(
     carry = engine.start
     while bool(engine.go_on(carry)):
         carry = engine.advance(carry)
-        _check_grants(engine.world(carry))
+        check_grants(int(engine.world(carry).tally.refused))
         timeline.append(_sample(engine.world(carry), rejected))
         if on_progress is not None:
             on_progress(timeline[-1])
@@ -199,7 +203,7 @@ def run_replay(
             on_slice(carry)
     wall_s = time.perf_counter() - started
     check(engine.world(carry).allocator)
-    result = _result(trace, model, pool, accepted, reasons, engine.world(carry), carry)
+    result = result_of(trace, model, pool, accepted, reasons, engine.world(carry), carry)
     return dataclasses.replace(
         result,
         timeline=timeline,
@@ -238,14 +242,13 @@ def _engine(
     return shared_engine(config, load, content, accepted, weight, steps, settings.policy, host)
 
 
-def _check_grants(world: World) -> None:
+def check_grants(refused: int) -> None:
     """A step whose grant is refused repeats for ever, so that has to end the run."""
-    refused = int(world.tally.refused)
     if refused:
         raise RuntimeError(f"{refused} grants were refused that the loop had counted on")
 
 
-def _page_weight(model: ModelConfig) -> tuple[float, float]:
+def page_weight(model: ModelConfig) -> tuple[float, float]:
     """Bytes of a full and of an SWA page relative to each other."""
     both = model.full_bytes_per_token + model.swa_bytes_per_token
     return model.full_bytes_per_token / both, model.swa_bytes_per_token / both
@@ -265,7 +268,7 @@ def _sample(world: World, rejected: int) -> Sample:
     return Sample(step, completed, rejected, busy, waiting, full_pages, swa_pages)
 
 
-def _result(
+def result_of(
     trace: Trace,
     model: ModelConfig,
     pool: PoolConfig,
@@ -274,6 +277,17 @@ def _result(
     world: World,
     carry: object,
 ) -> ReplayResult:
+    """The figures of a loop's end, but for those of its course.
+
+    Args:
+      trace: the requests that the loop was given.
+      model: gives the bytes of a token's KV.
+      pool: the two pools.
+      accepted: bool[N] not rejected.
+      reasons: bool[N] by reason, as from `reject`.
+      world: the end.
+      carry: all that the loop carried.
+    """
     tally = jax.device_get(world.tally)
     reuse = reuse_figures(carry)
     leaked_full, leaked_swa = leaked_pages(world, reuse)

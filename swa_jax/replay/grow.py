@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from swa_jax.allocator import alloc_extend
+from swa_jax.allocator import alloc_decode, alloc_extend
 from swa_jax.counts import free_pages
-from swa_jax.paging import look_up, offset_of, page_of
-from swa_jax.rank import read_runs
+from swa_jax.only_if import while_any
+from swa_jax.paging import look_up, offset_of, page_of, pages_for
 from swa_jax.replay.world import LoopConfig, Rows, World, prefilling, running
-from swa_jax.share_pages import share_pages
+from swa_jax.state import AllocatorState
 
 
 @dataclass(frozen=True)
@@ -32,30 +32,31 @@ def decode_demand(config: LoopConfig, world: World) -> Demand:
     return Demand(decoding, pages, pages <= jnp.minimum(full_free, swa_free))
 
 
-def _sum_before(values: jax.Array, most: jax.Array) -> jax.Array:
-    """int32[R] sum of the places before each, or `most` where that is less: it cannot overflow."""
-    total = jnp.minimum(values, most)
-    step = 1
-    while step < values.shape[0]:
-        earlier = jnp.concatenate([jnp.zeros(step, jnp.int32), total[:-step]])
-        total = earlier + jnp.minimum(total, most - earlier)
-        step *= 2
-    return jnp.concatenate([jnp.zeros(1, jnp.int32), total[:-1]])
-
-
 def _share(config: LoopConfig, rows: Rows, pages: jax.Array) -> jax.Array:
     """int32[R] prefill tokens for each row, the oldest first, within a chunk and `pages` pages.
 
-    A row that the pages do not reach takes what they hold: a chunk shrinks, it is not refused.
+    A row that the pages do not reach takes what they hold: a chunk shrinks, it is not refused, and
+    nobody behind it gets any. Row by row: a chunk is soon dealt.
     """
-    size, chunk = config.pool.page_size, jnp.int32(config.chunk_tokens)
-    unfinished = prefilling(rows)
-    order = jnp.argsort(jnp.where(unfinished, rows.request, jnp.int32(2**31 - 1)))
-    length = rows.length[order]
-    left = jnp.where(unfinished, rows.prefill - rows.length, 0)[order]
-    want = jnp.minimum(chunk - _sum_before(left, chunk), left)
-    share = share_pages(length, want, pages, size)
-    return jnp.zeros_like(share).at[order].set(share, mode="drop")
+    size = config.pool.page_size
+
+    def deal(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        share, left, chunk, pages = carry
+        row = jnp.argmin(jnp.where(left > 0, rows.request, jnp.int32(2**31 - 1)))
+        length, want = rows.length[row], jnp.minimum(chunk, left[row])
+        held = pages_for(length, size)
+        need = pages_for(length + want, size) - held
+        most = (held + jnp.minimum(pages, need)) * jnp.int32(size) - length
+        chunk = jnp.where(most < want, 0, chunk - want)
+        share = share.at[row].set(jnp.minimum(want, most), mode="drop")
+        return share, left.at[row].set(0, mode="drop"), chunk, pages - need
+
+    def go_on(carry: tuple[jax.Array, ...]) -> jax.Array:
+        return (carry[2] > 0) & jnp.any(carry[1] > 0)
+
+    left = jnp.where(prefilling(rows), rows.prefill - rows.length, 0)
+    start = (jnp.zeros_like(left), left, jnp.int32(config.chunk_tokens), pages)
+    return jax.lax.while_loop(go_on, deal, start)[0]
 
 
 def plan_growth(config: LoopConfig, world: World, demand: Demand) -> jax.Array:
@@ -67,27 +68,68 @@ def plan_growth(config: LoopConfig, world: World, demand: Demand) -> jax.Array:
 
 
 def grow(config: LoopConfig, world: World, tokens: jax.Array) -> World:
-    """Extends every row by int32[R] `tokens` and writes the new pages into its table."""
+    """Extends every row by int32[R] `tokens` and writes the new pages into its table.
+
+    The rows that decode all at once, then those in prefill one by one, so that a step in which
+    nobody prefills costs no more than its few tokens.
+    """
+    decoding = (tokens > 0) & ~prefilling(world.rows)
+    left = jnp.where(decoding, 0, tokens)
+
+    def one(carry: tuple[World, jax.Array]) -> tuple[World, jax.Array]:
+        world, left = carry
+        row = jnp.argmax(left).astype(jnp.int32)
+        return _grow_prompt(config, world, row, left[row]), left.at[row].set(0, mode="drop")
+
+    carry = (_grow_decoding(config, world, decoding), left)
+    return while_any(lambda carry: jnp.any(carry[1] > 0), one, carry)[0]
+
+
+def _grow_decoding(config: LoopConfig, world: World, decoding: jax.Array) -> World:
     rows, size = world.rows, config.pool.page_size
-    after = rows.length + tokens
+    allocator, grant = alloc_decode(world.allocator, rows.length + 1, rows.last_loc, decoding)
+    grown = decoding & grant.ok
+    opens = grown & (offset_of(rows.length, size) == 0)
+    places = jnp.arange(config.max_running, dtype=jnp.int32)
+    row = jnp.where(opens, places, jnp.int32(config.max_running))
+    rows = replace(
+        rows,
+        length=rows.length + grown.astype(jnp.int32),
+        last_loc=jnp.where(grown, grant.slots, rows.last_loc),
+        table=rows.table.at[row, page_of(rows.length, size)].set(grant.slots, mode="drop"),
+    )
+    return _with(world, allocator, rows, grant.ok)
+
+
+def _grow_prompt(config: LoopConfig, world: World, row: jax.Array, tokens: jax.Array) -> World:
+    rows, size = world.rows, config.pool.page_size
+    length = rows.length[row]
+    after = length + tokens
     allocator, grant = alloc_extend(
-        world.allocator, rows.length, after, rows.last_loc, capacity=config.step_tokens
+        world.allocator,
+        length[None],
+        after[None],
+        rows.last_loc[row][None],
+        capacity=config.chunk_tokens,
     )
-    granted = jnp.where(grant.ok, tokens, 0)
-    runs = read_runs(granted, config.step_tokens)
-    place = look_up(rows.length, runs.run, 0) + runs.within
-    opens = runs.real & (offset_of(place, size) == 0)
-    row = jnp.where(opens, runs.run, jnp.int32(config.max_running))
-    table = rows.table.at[row, page_of(place, size)].set(grant.slots, mode="drop")
-    last = look_up(grant.slots, jnp.maximum(runs.start + granted - 1, 0), 0)
-    return replace(
-        world,
-        allocator=allocator,
-        rows=replace(
-            rows,
-            length=rows.length + granted,
-            last_loc=jnp.where(granted > 0, last, rows.last_loc),
-            table=table,
-        ),
-        tally=replace(world.tally, refused=world.tally.refused + (~grant.ok).astype(jnp.int32)),
+    nth = jnp.arange(config.chunk_tokens // size + 1, dtype=jnp.int32)
+    column = pages_for(length, size) + nth
+    first = column * jnp.int32(size)
+    opens = grant.ok & (first < after)
+    slots = look_up(grant.slots, first - length, 0)
+    end = jnp.where(grant.ok, after, length)
+    last = jnp.where(grant.ok, look_up(grant.slots, tokens - 1, 0), rows.last_loc[row])
+    at = jnp.where(opens, row, jnp.int32(config.max_running))
+    rows = replace(
+        rows,
+        length=rows.length.at[row].set(end, mode="drop"),
+        last_loc=rows.last_loc.at[row].set(last, mode="drop"),
+        table=rows.table.at[at, column].set(slots, mode="drop"),
     )
+    return _with(world, allocator, rows, grant.ok)
+
+
+def _with(world: World, allocator: AllocatorState, rows: Rows, granted: jax.Array) -> World:
+    refused = world.tally.refused + (~granted).astype(jnp.int32)
+    tally = replace(world.tally, refused=refused)
+    return replace(world, allocator=allocator, rows=rows, tally=tally)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.free import free
+from swa_jax.only_if import while_any
 from swa_jax.replay.world import NO_REQUEST, Load, LoopConfig, Rows, World, running
 from swa_jax.state import PAD_SLOT
 
@@ -64,7 +65,7 @@ def finish(config: LoopConfig, load: Load, world: World) -> World:
         tally = replace(world.tally, completed=world.tally.completed + 1)
         return replace(vacate(config, world, row), tally=tally)
 
-    return jax.lax.while_loop(lambda w: jnp.any(is_done(load, w.rows)), one, world)
+    return while_any(lambda world: jnp.any(is_done(load, world.rows)), one, world)
 
 
 def newest_row(rows: Rows) -> jax.Array:

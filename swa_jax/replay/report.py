@@ -266,6 +266,11 @@ def _time_rows(run: Run) -> list[tuple[str, str]]:
 
 def as_table(run: Run) -> "Table":
     """`sections` for the terminal; needs rich."""
+    return table_of(sections(run))
+
+
+def table_of(parts: list[tuple[str, list[tuple[str, str]]]]) -> "Table":
+    """Headings and their rows of (label, text) for the terminal; needs rich."""
     from rich.table import Table
     from rich.text import Text
 
@@ -273,7 +278,7 @@ def as_table(run: Run) -> "Table":
     table.add_column(style="bold")
     table.add_column()
     table.add_column()
-    for heading, rows in sections(run):
+    for heading, rows in parts:
         for index, (label, text) in enumerate(rows):
             # Text, not str: a trace's name must not be read as markup.
             table.add_row(heading if index == 0 else "", Text(label), Text(text))

@@ -5,7 +5,7 @@ import importlib.util
 import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -30,11 +30,11 @@ class Outputs:
     plot: OutFile | None
     events: EventLog | None = None  # written during the run
 
-    def write(self, run: Run) -> None:
-        """Writes them; `ValueError` where that fails."""
+    def write(self, figures: str, run: Run | None) -> None:
+        """Writes them, the figures as JSON and what `run` shows; `ValueError` where that fails."""
         if self.json is not None:
-            self.json.write(json_text(run).encode())
-        if self.plot is not None:
+            self.json.write(figures.encode())
+        if self.plot is not None and run is not None:
             from swa_jax.replay.plot import timeline_png
 
             self.plot.write(timeline_png(run))
@@ -101,20 +101,27 @@ def run_session(
 
     With `events` the tree is looked at after each slice, so short slices miss less.
     """
+    with lacks_told(pool), contextlib.nullcontext() if events is None else events.writing():
+        look = None if events is None else events.look
+        result = driver.run_replay(trace, model, pool, settings, on_progress, look)
+    return Run(trace, model, pool, settings, result)
+
+
+@contextlib.contextmanager
+def lacks_told(pool: PoolConfig, ranks: int = 1) -> Iterator[None]:
+    """What the machine lacks for a replay in here, a device or memory, becomes a `ValueError`."""
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # which one depends on what is installed
         wanted = os.environ.get("JAX_PLATFORMS", "")
         raise ValueError(f"JAX has no device for JAX_PLATFORMS={wanted!r}: {error}") from None
     try:
-        with contextlib.nullcontext() if events is None else events.writing():
-            look = None if events is None else events.look
-            result = driver.run_replay(trace, model, pool, settings, on_progress, look)
+        yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
+        each = "" if ranks == 1 else f" on each of {ranks} ranks"
         raise ValueError(
             f"no memory for the state of {pool.full_pages:,} full and {pool.swa_pages:,} SWA "
-            "pages; give smaller pools, larger pages or a lower --max-running"
+            f"pages{each}; give smaller pools, larger pages or a lower --max-running"
         ) from None
-    return Run(trace, model, pool, settings, result)

@@ -12,17 +12,17 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.counts import free_pages
-from swa_jax.only_if import only_if
+from swa_jax.only_if import only_if, while_any
 from swa_jax.paging import floor_to_page, pages_for
 from swa_jax.prefix_cache import (
     full_evictable_size,
-    lock,
-    match_prefix,
+    no_receipt,
     release_swa_lock,
     swa_evictable_size,
-    unlock,
 )
 from swa_jax.prefix_cache.evict_lacking import evict_lacking
+from swa_jax.prefix_cache.locks import move_lock
+from swa_jax.prefix_cache.match import match_path
 from swa_jax.prefix_cache.own import receipt_of, with_receipt
 from swa_jax.replay.content import Content, request_tokens
 from swa_jax.replay.grow import decode_demand, grow, plan_growth
@@ -50,25 +50,18 @@ def _finish(config: LoopConfig, load: Load, content: Content, shared: SharedWorl
         tally = replace(world.tally, completed=world.tally.completed + 1)
         return leave_tree(replace(shared, world=replace(world, tally=tally)), row)
 
-    return jax.lax.while_loop(lambda s: jnp.any(is_done(load, s.world.rows)), one, shared)
+    return while_any(lambda s: jnp.any(is_done(load, s.world.rows)), one, shared)
 
 
 def _admit(config: LoopConfig, content: Content, shared: SharedWorld) -> SharedWorld:
     """Takes in the oldest waiting request, on top of what the tree has of it, if it fits."""
-
-    def may_try(carry: tuple[SharedWorld, jax.Array]) -> jax.Array:
-        shared, tried = carry
-        world = shared.world
-        busy = running(world.rows)
-        idle = jnp.any(~busy) & ~jnp.any(prefilling(world.rows))
-        # What did not fit fits no better before some request is done.
-        changed = (world.tally.completed != shared.refused_at) | ~jnp.any(busy)
-        return ~tried & idle & changed & jnp.any(world.waiting)
-
-    def attempt(carry: tuple[SharedWorld, jax.Array]) -> tuple[SharedWorld, jax.Array]:
-        return _attempt(config, content, carry[0]), jnp.bool_(True)
-
-    return jax.lax.while_loop(may_try, attempt, (shared, jnp.bool_(False)))[0]
+    world = shared.world
+    busy = running(world.rows)
+    idle = jnp.any(~busy) & ~jnp.any(prefilling(world.rows))
+    # What did not fit fits no better before some request is done.
+    changed = (world.tally.completed != shared.refused_at) | ~jnp.any(busy)
+    may_try = idle & changed & jnp.any(world.waiting)
+    return only_if(may_try, lambda shared: _attempt(config, content, shared), shared)
 
 
 def _attempt(config: LoopConfig, content: Content, shared: SharedWorld) -> SharedWorld:
@@ -77,35 +70,41 @@ def _attempt(config: LoopConfig, content: Content, shared: SharedWorld) -> Share
     request = jnp.argmax(world.waiting).astype(jnp.int32)
     row = jnp.argmax(~running(rows)).astype(jnp.int32)
     target = world.progress[request]
-    tokens = request_tokens(content, request, room)
+
+    def tokens(first: jax.Array, count: int) -> jax.Array:
+        return request_tokens(content, request, count, first)
+
     # The last token is always computed: its output is the first one generated.
-    cache, match = match_prefix(shared.cache, world.allocator, tokens, target - 1)
-    cache, receipt = lock(cache, world.allocator, match.node)
-    fits = _fits(config, replace(shared, cache=cache), target, match.length)
-    cache = only_if(~fits, lambda cache: unlock(cache, receipt), cache)
+    cache, path, pages = match_path(
+        shared.cache, world.allocator, tokens, room, target - 1, jnp.int32(0)
+    )
+    length = pages * jnp.int32(size)
+    cache, receipt = move_lock(cache, world.allocator, no_receipt(), path, pages)
+    fits = _fits(config, replace(shared, cache=cache), target, length)
+    cache, receipt = move_lock(cache, world.allocator, receipt, path, jnp.where(fits, pages, 0))
     at = jnp.where(fits, row, config.max_running)
 
     def put(values: jax.Array, value: jax.Array) -> jax.Array:
         return values.at[at].set(value, mode="drop")
 
-    last = match.slots[jnp.maximum(match.length - 1, 0)]
+    columns = jnp.arange(config.table_pages, dtype=jnp.int32)
+    table = jnp.where(columns < pages, path * jnp.int32(size), 0)
+    last = table[jnp.maximum(pages - 1, 0)] + jnp.int32(size - 1)
     rows = replace(
         rows,
         request=put(rows.request, request),
-        length=put(rows.length, match.length),
+        length=put(rows.length, length),
         prefill=put(rows.prefill, target),
-        evicted=put(rows.evicted, match.length),
-        last_loc=put(rows.last_loc, jnp.where(match.length > 0, last, -1)),
-        table=put(rows.table, match.slots[::size]),
+        evicted=put(rows.evicted, length),
+        last_loc=put(rows.last_loc, jnp.where(length > 0, last, -1)),
+        table=put(rows.table, table),
     )
     gone = jnp.where(fits, request, world.waiting.shape[0])
     world = replace(world, rows=rows, waiting=world.waiting.at[gone].set(False, mode="drop"))
-    shared = replace(
-        shared, world=world, cache=cache, owned_from=put(shared.owned_from, match.length)
-    )
+    shared = replace(shared, world=world, cache=cache, owned_from=put(shared.owned_from, length))
     done = jnp.where(fits, jnp.int32(-1), world.tally.completed)
     shared = replace(shared, refused_at=done)
-    shared = _note_hit(content, shared, request, match.length, fits, size)
+    shared = _note_hit(content, shared, request, length, fits, size)
     return with_receipt(shared, at, receipt)
 
 
@@ -232,7 +231,7 @@ def _make_room(config: LoopConfig, shared: SharedWorld) -> SharedWorld:
         shared = leave_tree(replace(shared, world=world), row)
         return _evict_short(config, shared)
 
-    return jax.lax.while_loop(must_retract, back, shared)
+    return while_any(must_retract, back, shared)
 
 
 def _take_over(
@@ -249,7 +248,7 @@ def _take_over(
         row = jnp.argmax(left).astype(jnp.int32)
         return give_to_tree(config, content, shared, row), left.at[row].set(False, mode="drop")
 
-    return jax.lax.while_loop(lambda c: jnp.any(c[1]), one, (shared, took(tokens)))[0]
+    return while_any(lambda carry: jnp.any(carry[1]), one, (shared, took(tokens)))[0]
 
 
 def shared_step(

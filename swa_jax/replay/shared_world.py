@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from swa_jax.prefix_cache import PrefixCache, Receipt, init, no_receipt, own, unlock
+from swa_jax.paging import page_of
+from swa_jax.prefix_cache import PrefixCache, Receipt, init, no_receipt, own
+from swa_jax.prefix_cache.locks import move_lock
 from swa_jax.prefix_cache.own import receipt_of, with_receipt
 from swa_jax.replay.content import Content, request_tokens
 from swa_jax.replay.world import Load, LoopConfig, World, new_world
@@ -70,15 +72,19 @@ def give_to_tree(
     config: LoopConfig, content: Content, shared: SharedWorld, row: jax.Array
 ) -> SharedWorld:
     """Inserts what a row holds, running or done, and moves its lock to the new end."""
-    room = config.table_pages * config.pool.page_size
     world, rows = shared.world, shared.world.rows
+
+    def tokens(first: jax.Array, room: int) -> jax.Array:
+        return request_tokens(content, rows.request[row], room, first)
+
     cache, allocator, holding = own.give_to_tree(
         shared.cache,
         world.allocator,
-        request_tokens(content, rows.request[row], room),
+        tokens,
         rows.length[row],
         rows.table[row],
         receipt_of(shared, row),
+        most_pages=config.given_pages,
     )
     rows = replace(
         rows,
@@ -97,6 +103,10 @@ def give_to_tree(
 
 def leave_tree(shared: SharedWorld, row: jax.Array) -> SharedWorld:
     """Gives up a row's lock; its prefix may be evicted from here on."""
-    cache = unlock(shared.cache, receipt_of(shared, row))
+    world = shared.world
+    size = world.allocator.config.page_size
+    path = page_of(world.rows.table[row], size)
+    receipt = receipt_of(shared, row)
+    cache, _ = move_lock(shared.cache, world.allocator, receipt, path, jnp.int32(0))
     shared = with_receipt(replace(shared, cache=cache), row, no_receipt())
     return replace(shared, owned_from=shared.owned_from.at[row].set(0, mode="drop"))

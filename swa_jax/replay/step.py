@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from swa_jax.counts import held_pages
 from swa_jax.leave_windows import leave_windows
+from swa_jax.only_if import while_any
 from swa_jax.paging import pages_for
 from swa_jax.replay.admit import admit
 from swa_jax.replay.grow import decode_demand, grow, plan_growth
@@ -53,7 +54,7 @@ def make_room(config: LoopConfig, world: World) -> tuple[World, jax.Array]:
     def back(world: World) -> World:
         return retract(config, world, newest_row(world.rows))
 
-    world = jax.lax.while_loop(must_retract, back, world)
+    world = while_any(must_retract, back, world)
     return world, plan_growth(config, world, decode_demand(config, world))
 
 

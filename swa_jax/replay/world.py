@@ -23,11 +23,13 @@ class LoopConfig:
     max_running: int  # R
     chunk_tokens: int  # prefill tokens of one step, over all rows
     table_pages: int  # C
+    longest_output: int = 0  # most tokens that a request generates
 
     @property
-    def step_tokens(self) -> int:
-        """Most tokens granted in one step: a full chunk, and a token for every row."""
-        return self.chunk_tokens + self.max_running
+    def given_pages(self) -> int:
+        """Most pages of one row that are new to a prefix cache: a chunk's, or what it generated."""
+        most = self.chunk_tokens + self.longest_output
+        return min(self.table_pages, most // self.pool.page_size + 2)
 
     @property
     def step_pages(self) -> int:

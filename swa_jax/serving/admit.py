@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.counts import free_pages
-from swa_jax.only_if import only_if
+from swa_jax.only_if import only_if, while_any
 from swa_jax.paging import page_of, pages_for
 from swa_jax.prefix_cache import (
     Match,
@@ -49,7 +49,7 @@ def admit(config: ServingConfig, world: World) -> World:
     def attempt(carry: tuple[World, jax.Array]) -> tuple[World, jax.Array]:
         return _attempt(config, carry[0])
 
-    return jax.lax.while_loop(may_try, attempt, (world, jnp.ones((), bool)))[0]
+    return while_any(may_try, attempt, (world, jnp.ones((), bool)))[0]
 
 
 def _attempt(config: ServingConfig, world: World) -> tuple[World, jax.Array]:

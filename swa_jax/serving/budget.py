@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.counts import held_pages
-from swa_jax.only_if import only_if
+from swa_jax.only_if import only_if, while_any
 from swa_jax.paging import page_of, pages_for
 from swa_jax.pool import nowhere
 from swa_jax.prefix_cache import PrefixCache
@@ -65,7 +65,7 @@ def _share(world: World, wanted: jax.Array) -> World:
 
     if world.cache is not None:
         start = (world, jnp.int32(0), jnp.ones((), bool))
-        world = jax.lax.while_loop(go_on, give_way, start)[0]
+        world = while_any(go_on, give_way, start)[0]
     allocator = world.allocator
     room, asked = room_of(allocator), _asked(allocator, wanted)
     fits = blocks_lacking(room, *asked) <= 0

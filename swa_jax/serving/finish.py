@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.group import free_group_begin, free_group_end
-from swa_jax.only_if import only_if
+from swa_jax.only_if import only_if, while_any
 from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.queue import DONE
 from swa_jax.serving.row_pages import give_row, vacate
@@ -35,7 +35,7 @@ def finish(config: ServingConfig, world: World) -> World:
         rows = replace(world.rows, fresh=world.rows.fresh.at[row].set(False, mode="drop"))
         return only_if(ended(world)[row], lambda w: _end(config, w, row), replace(world, rows=rows))
 
-    return jax.lax.while_loop(lambda world: jnp.any(due(world)), one, world)
+    return while_any(lambda world: jnp.any(due(world)), one, world)
 
 
 def _end(config: ServingConfig, world: World, row: jax.Array) -> World:

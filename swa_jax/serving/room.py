@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.counts import free_pages
-from swa_jax.only_if import only_if
+from swa_jax.only_if import only_if, while_any
 from swa_jax.paging import floor_to_page, offset_of, page_of, pages_for
 from swa_jax.prefix_cache import release_swa_lock
 from swa_jax.prefix_cache.evict_lacking import evict_lacking
@@ -209,4 +209,4 @@ def make_room(config: ServingConfig, world: World) -> World:
         world = only_if(turn > 1, lambda w: _retract_newest(config, w), world)
         return _evict_short(config, world), turn + 1
 
-    return jax.lax.while_loop(go_on, turn_of, (world, jnp.int32(0)))[0]
+    return while_any(go_on, turn_of, (world, jnp.int32(0)))[0]
