@@ -80,9 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
       1 where something became slower by more than allowed, 2 where nothing could be compared.
     """
     options = _parser().parse_args(arguments)
-    for path in (options.new, options.old):
+    for path, maker in ((options.new, "make bench-check"), (options.old, "make bench")):
         if not path.exists():
-            print(f"there is no {path}: `make bench` writes one")
+            print(f"there is no {path}: `{maker}` writes one")
             return 2
     new, old = (json.loads(path.read_text()) for path in (options.new, options.old))
     compared = changes(new, old)

@@ -148,8 +148,13 @@ def table(rows: list[Measured]) -> str:
 
 def main() -> None:
     """Measures all and writes both files."""
-    parser = argparse.ArgumentParser(description="Limits of the transitions.")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/limits"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default = Path("benchmarks/results/limits")
+    parser.add_argument(
+        "--out", type=Path, default=default, help=f"where .json and .md go ({default})"
+    )
     out = parser.parse_args().out
     jax.config.update("jax_enable_compilation_cache", False)
     clock = CompileClock()

@@ -241,7 +241,9 @@ def page(result: dict[str, Any]) -> str:
                     f"{row['fastest_per_s']:,.0f}",
                     f"{row['ours_per_s']:,.0f}",
                     f"{row['ratio']:.2f}x",
-                    "met" if row["met"] else "**missed**",
+                    ("met" if row["met"] else "**missed**")
+                    if not result["smoke"]
+                    else "not judged",
                 ]
                 for row in result["goals"]
             ],
@@ -333,6 +335,10 @@ def write(result: dict[str, Any], folder: Path) -> None:
         _progress("no picture: matplotlib is not installed")
         return
     draw(result, folder / "whole_replay.png")
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "**missed**"
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:

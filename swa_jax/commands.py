@@ -155,9 +155,7 @@ def replay(
         if events_file is not None:
             check_events(requests, pool, settings)
             settings = replace(settings, slice_steps=EVENT_SLICE_STEPS)
-        wants_bar = sys.stderr.isatty() and not (quiet or no_progress)
-        progress = ReplayProgress(len(requests), pool) if wants_bar else contextlib.nullcontext()
-        with _broken_law(), progress as bar:
+        with _broken_law(), _bar(len(requests), pool, wanted=not (quiet or no_progress)) as bar:
             run = interruptible(
                 lambda: _run(requests, known, pool, settings, spread, bar, outputs.events)
             )
@@ -170,6 +168,14 @@ def replay(
 
 register_plan(app)
 register(app)
+
+
+def _bar(
+    requests: int, pool: PoolConfig, *, wanted: bool
+) -> contextlib.AbstractContextManager[ReplayProgress | None]:
+    if wanted and sys.stderr.isatty():
+        return ReplayProgress(requests, pool)
+    return contextlib.nullcontext()
 
 
 def _run(

@@ -129,9 +129,15 @@ def verdict(run: PlanRun) -> str:
         size = plan.settings.page_size
         share = f"{100 * swa_share(plan, plan.split):.1f} %"
         line = (
-            f"give the SWA pool {share} of the KV bytes: --full-tokens "
-            f"{plan.split.full_pages * size} --swa-tokens {plan.split.swa_pages * size}"
+            f"give the SWA pool {share} of the KV bytes: {plan.split.full_pages * size} full and "
+            f"{plan.split.swa_pages * size} SWA tokens"
         )
+        if plan.settings.tp == 1:  # the replay's pools are those of a chip that has the whole model
+            line += (
+                f" (swa-jax replay --model {plan.model.name} --page-size {size} --full-tokens "
+                f"{plan.split.full_pages * size} --swa-tokens {plan.split.swa_pages * size} "
+                "--no-prefix-cache ...)"
+            )
     line += f"; {_at_once(plan):,.1f} requests at once, retracted {_times(plan)}"
     return line if run.confirmed is None else f"{line}; the replay comes to the same figures"
 

@@ -16,9 +16,12 @@ collect_ignore = ["peers/levanter_named.py"]
 # Cases of a parametrised test of which others of the kind are always run: marked `long` here,
 # where their parameters are those of a list that is used elsewhere too.
 LONG_CASES = {
+    "test_bench_replay.py::test_smoke_prefix_cache_finds_the_same_on_all_sides",
     "test_disagg_host_machine.py::test_two_sides_and_a_host_agree_with_the_oracle[host_with_room]",
     "test_modes.py::test_eager_jitted_scan_and_while_give_the_same_bits[tokens]",
     "test_replay_cache.py::test_hits_are_at_least_those_of_a_host_cache_of_the_same_size",
+    "test_replay_ranks.py::test_one_rank_is_a_replay",
+    ("test_serving.py::test_tokens_are_those_of_a_dense_pass[gemma, page 1, window 6-cache-plain]"),
     (
         "test_serving.py::test_tokens_are_those_of_a_dense_pass"
         "[gpt-oss, page 4, window 3-cache-speculative]"
@@ -28,10 +31,17 @@ LONG_CASES = {
         "[write_through]"
     ),
     "test_serving_loop.py::test_requests_added_between_calls_get_the_same_text[ngram]",
+    "test_serving_loop.py::test_requests_added_between_calls_get_the_same_text[cache]",
+    "test_serving_mutations.py::test_mutant_is_seen[a row that ends keeps its lock]",
     "test_serving_mutations.py::test_mutant_is_seen[a row that ends keeps its own pages (B17)]",
     "test_serving_mutations.py::test_mutant_is_seen[drafts reserve nothing]",
     "test_serving_mutations.py::test_mutant_is_seen[nobody is ever retracted]",
+    "test_serving_mutations.py::test_mutant_is_seen[refused drafts keep their pages (B14, B15)]",
     "test_serving_mutations.py::test_mutant_is_seen[windows are left a page too early (B24)]",
+    (
+        "test_speculation.py::test_a_model_that_drafts_for_itself_is_believed_and_knows_what_it_knows"
+        "[chain, page 4, cache]"
+    ),
     (
         "test_speculation.py::test_a_model_that_drafts_for_itself_is_believed_and_knows_what_it_knows"
         "[tree, page 1, cache, snapshot]"

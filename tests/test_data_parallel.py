@@ -43,7 +43,7 @@ def test_ranks_over_eight_devices(processes):
         port = free_port.getsockname()[1]
     children = [run(processes, one, port) for one in range(processes)]
     for child in children:
-        out, _ = child.communicate(timeout=240)
+        out, _ = child.communicate(timeout=400)
         assert child.returncode == 0, out[-3000:]
         assert "ranks agree" in out
 
@@ -131,3 +131,28 @@ def test_what_cannot_be_is_refused():
         each_rank(swa.free_group_begin, mesh=mesh, axis="tensor")
     with pytest.raises(ValueError, match="ranks"):
         new_ranks(lambda: swa.init(CONFIG), 0)
+
+
+def test_what_cannot_be_placed_is_said():
+    states, caches = two_ranks()
+    for slack in (-1, 1.5, True):
+        with pytest.raises(ValueError, match=r"slack must be an integer from 0"):
+            place(states, caches, TEXT, 24, slack=slack)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="leading axis of ranks"):
+        loads(swa.init(CONFIG))
+    with pytest.raises(ValueError, match="one configuration"):
+        place(states, new_ranks(lambda: pc.init(swa.PoolConfig(64, 64, 4, 4)), 2), TEXT, 24)
+    with pytest.raises(ValueError, match="2 ranks of the states"):
+        place(states, new_ranks(lambda: pc.init(CONFIG), 3), TEXT, 24)
+    for rank in (-1, 2):
+        with pytest.raises(ValueError, match="rank must be an integer from 0 to 1"):
+            one_rank(states, rank)
+    with pytest.raises(ValueError, match="axis of ranks"):
+        each_rank(swa.snapshot, same=1)(states)
+
+
+def test_waiting_below_nothing_is_nothing():
+    states, caches = two_ranks()
+    got = place(states, caches, TEXT, 24, waiting=[-(2**31), 0])
+    assert got.fits.all()
+    assert int(got.rank) == 1

@@ -19,6 +19,7 @@ from swa_jax.replay.content import content_of
 from swa_jax.replay.driver import ReplaySettings, run_replay
 from swa_jax.replay.rank_placer import common_tokens
 from swa_jax.replay.ranks import RankSettings, RanksResult, part_of, run_ranks
+from swa_jax.replay.trace import Trace
 
 MODEL = ModelConfig("hybrid", 4, 3, 1, kv_heads=1, head_dim=1, sliding_window=8)
 POOL = swa.PoolConfig(512, 512, 4, 8)
@@ -93,7 +94,7 @@ def kept_together():
 def test_nothing_crosses_between_ranks(kept_together):
     (loop,) = LOOPS
     assert loop.devices == kept_together.devices == 2
-    assert COLLECTIVES.search(loop.program.as_text()) is None
+    assert COLLECTIVES.search(loop.program.as_text() or "") is None
 
 
 def test_sessions_stay_together(kept_together):
@@ -109,27 +110,43 @@ def test_sessions_stay_together(kept_together):
     assert [rank.leaked_full_pages for rank in kept_together.ranks] == [0] * RANKS
 
 
-def test_one_rank_is_a_replay_and_so_is_each_of_two_dealt_in_turn():
-    sizes = Sizes(48, 28, 4, 8)
-    pool, settings = config_of(sizes), ReplaySettings(4, 12, slice_steps=10_000)
-    # The longest of both halves are alike, and so are the programs.
+def plain() -> tuple[Trace, ModelConfig, swa.PoolConfig, ReplaySettings]:
+    """A trace without ids, pools, settings. The longest of both halves are alike: one program."""
     prompts = [30, 1, 49, 12, 5, 20, 3, 40, 9, 17, 2, 60]
     trace = trace_of(prompts, [18, 46, 1, 0, 25, 29, 46, 9, 20, 31, 46, 1])
-    alone = run_replay(trace, MODEL, pool, settings)
-    result = run_ranks(trace, MODEL, pool, settings, RankSettings(1))
+    pool = config_of(Sizes(48, 28, 4, 8))
+    return trace, MODEL, pool, ReplaySettings(4, 12, slice_steps=10_000)
+
+
+def test_one_rank_is_a_replay():
+    alone, result = run_replay(*plain()), run_ranks(*plain(), RankSettings(1))
     assert alone.rejected > 0
     assert alone.retracted > 0
     assert figures(result.total) == figures(alone)
     assert result.total.timeline == alone.timeline
     assert result.devices == 1
     assert set(result.balance().values()) == {1.0}
-    in_turn = run_ranks(trace, MODEL, pool, settings, RankSettings(2, "round-robin"))
+
+
+@pytest.mark.long
+def test_dealt_in_turn_each_rank_is_a_replay_of_its_part():
+    trace, model, pool, settings = plain()
+    in_turn = run_ranks(*plain(), RankSettings(2, "round-robin"))
     for rank in range(2):
-        check_dealt(in_turn, trace, run_replay(only(trace, 2, rank), MODEL, pool, settings), rank)
+        check_dealt(in_turn, trace, run_replay(only(trace, 2, rank), model, pool, settings), rank)
     assert sum(rank.retracted for rank in in_turn.ranks) == in_turn.total.retracted > 0
     assert max(rank.steps for rank in in_turn.ranks) == in_turn.total.steps
-    assert (in_turn.total.rejected, in_turn.total.requests) == (alone.rejected, len(prompts))
+    assert in_turn.total.requests == len(trace)
     assert in_turn.hit_rate_in_turn is in_turn.hit_rate_one_rank is None
+
+
+@pytest.mark.long
+def test_without_a_cache_requests_go_where_there_is_least_to_do():
+    result = run_ranks(*plain(), RankSettings(2))
+    assert result.total.completed == result.total.requests - result.total.rejected
+    assert result.total.leaked_full_pages == result.total.leaked_swa_pages == 0
+    assert all(rank.requests > 0 for rank in result.ranks)
+    assert result.hit_rate_one_rank is None
 
 
 @pytest.mark.long
@@ -146,8 +163,8 @@ def test_dealt_in_turn_each_rank_has_a_cache_of_its_own():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("trace", [sessions(), crowd()], ids=["sessions", "crowd"])
-def test_one_rank_is_a_replay_with_a_cache_too(trace):
+def test_one_rank_is_a_replay_with_a_cache_too():
+    trace = crowd()
     alone = run_replay(trace, MODEL, POOL, SETTINGS)
     result = run_ranks(trace, MODEL, POOL, SETTINGS, RankSettings(1))
     assert alone.reuse.hit_tokens > 0

@@ -65,6 +65,11 @@ def each_rank(
 
     def of_device(*given: Any) -> Any:  # noqa: ANN401 - any pytrees
         ranks = given[same:]
+        if not jax.tree.leaves(ranks):
+            raise ValueError(
+                f"no argument is left that has an axis of ranks: got {len(given)} arguments, the "
+                f"first {same} of them the same for all"
+            )
         one = functools.partial(call, *given[:same])
         if all(leaf.shape[:1] == (1,) for leaf in jax.tree.leaves(ranks)):
             # A rank alone needs no batching, which would make a copy of what a branch leaves alone.
@@ -88,7 +93,17 @@ def each_rank(
 
 
 def one_rank(ranks: T, rank: int) -> T:
-    """The pytree of one rank, to look at: leaves lose their leading axis."""
+    """The pytree of one rank, to look at: leaves lose their leading axis.
+
+    Args:
+      ranks: leaves [R, ...].
+      rank: 0 .. R - 1, static.
+
+    Raises:
+      ValueError: no such rank.
+    """
+    least = min(leaf.shape[0] for leaf in jax.tree.leaves(ranks))
+    rank = whole_number("rank", rank, 0, least - 1)
     return jax.tree.map(lambda leaf: leaf[rank], ranks)
 
 

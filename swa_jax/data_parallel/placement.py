@@ -9,13 +9,14 @@ from jax.typing import ArrayLike
 
 from swa_jax.config import PoolConfig
 from swa_jax.counts import free_pages, held_pages
-from swa_jax.inputs import Ints, as_int32
+from swa_jax.inputs import Ints, as_int32, whole_number
 from swa_jax.paging import look_up, pages_for
 from swa_jax.prefix_cache import (
     PrefixCache,
     full_evictable_size,
     swa_evictable_size,
 )
+from swa_jax.prefix_cache.arguments import check_pair
 from swa_jax.prefix_cache.keys import ReadTokens, reader
 from swa_jax.prefix_cache.leaving import may_leave
 from swa_jax.prefix_cache.match import match_path
@@ -59,8 +60,30 @@ def loads(states: AllocatorState, caches: PrefixCache | None = None) -> Loads:
     Args:
       states: leaves [R, ...], from `new_ranks`.
       caches: likewise, the trees beside them; None where there are none.
+
+    Raises:
+      ValueError: no states of ranks, or trees of others.
     """
+    _count_ranks(states, caches)
     return _loads(states, caches)
+
+
+def _count_ranks(states: AllocatorState, caches: PrefixCache | None) -> int:
+    if not isinstance(states, AllocatorState):
+        raise ValueError(f"states must be an AllocatorState, got {type(states).__name__}")
+    if states.group_open.ndim != 1:
+        raise ValueError(
+            "states must have one leading axis of ranks, as new_ranks makes it, got "
+            f"{states.group_open.ndim} of them"
+        )
+    ranks = states.group_open.shape[0]
+    if caches is not None:
+        check_pair(caches, states)
+        if caches.clock.shape != (ranks,):
+            raise ValueError(
+                f"caches must have the {ranks} ranks of the states, got {list(caches.clock.shape)}"
+            )
+    return ranks
 
 
 @jax.jit
@@ -105,21 +128,26 @@ def place(
       length: int32[] tokens of it that count. At least the last one is computed again.
       max_tokens: int32[] the most tokens that the request can come to; its length by default.
       waiting: int32[R] tokens of requests that were sent to each rank and hold nothing yet; none
-        by default. Add this request's where it goes.
-      slack: how many tokens of load a longer prefix may cost, static; a quarter of a rank's full
-        pool by default.
+        by default, and below 0 none. Add this request's where it goes.
+      slack: how many tokens of load a longer prefix may cost, static, 0 or more; a quarter of a
+        rank's full pool by default.
       namespace: int32[] as for `prefix_cache.match_prefix`.
 
     Returns:
       `Placement`.
+
+    Raises:
+      ValueError: as for `loads`; a slack that is no number of tokens, or not one `waiting` a rank.
     """
-    ranks = states.group_open.shape[0]
+    ranks = _count_ranks(states, caches)
     behind = jnp.zeros(ranks, jnp.int32) if waiting is None else as_int32("waiting", waiting, 1)
     if behind.shape[0] != ranks:
         raise ValueError(f"waiting must have one entry a rank, {ranks}, got {behind.shape[0]}")
     row, count = as_int32("tokens", tokens, 1), as_int32("length", length, 0)
     most = count if max_tokens is None else as_int32("max_tokens", max_tokens, 0)
-    room = states.config.full_tokens // 4 if slack is None else slack
+    room = states.config.full_tokens // 4 if slack is None else whole_number("slack", slack, 0)
+    # Half of int32 is more than any pool has, and leaves the sums below within it.
+    behind = jnp.clip(behind, 0, 2**30)
     return _place(
         states, caches, row, count, most, behind, as_int32("namespace", namespace, 0), room
     )
@@ -182,6 +210,7 @@ def choose(
     waiting: jax.Array,
     slack: int,
     coming: jax.Array | None = None,
+    per_token: int | None = None,
 ) -> Placement:
     """The rule of `place`, from what the ranks said.
 
@@ -195,6 +224,8 @@ def choose(
       slack: likewise.
       coming: int32[R] tokens of the prompt that each rank will have cached once it has served what
         waits there; none by default. They are worth what cached ones are, and are no room.
+      per_token: most tokens of load that a token of prefix may cost, beyond what the least loaded
+        rank has of it; within `slack`, whatever it saves, by default.
     """
     size = jnp.int32(config.page_size)
     full_need = pages_for(tokens, config.page_size) * size
@@ -205,8 +236,13 @@ def choose(
     asked = fits | ~jnp.any(fits)
     busy = load.busy + waiting
     least = jnp.min(jnp.where(asked, busy, 2**31 - 1))
-    near = asked & (busy - least <= jnp.int32(slack))
     worth = hits if coming is None else jnp.maximum(hits, coming)
+    bound = jnp.int32(slack)
+    if per_token is not None:
+        there = jnp.max(jnp.where(asked & (busy == least), worth, 0))
+        more = jnp.clip(worth - there, 0, slack // per_token + 1)  # so that no product wraps
+        bound = jnp.minimum(more * jnp.int32(per_token), bound)
+    near = asked & (busy - least <= bound)
     longest = near & (worth == jnp.max(jnp.where(near, worth, jnp.int32(_LEAST))))
     lightest = longest & (busy == jnp.min(jnp.where(longest, busy, 2**31 - 1)))
     return Placement(jnp.argmax(lightest).astype(jnp.int32), hits, fits)

@@ -2,7 +2,7 @@
 
 Between two slices the next requests are shown to every rank, which says what it has cached of them
 and what it will have once it has served its queue; then they are placed one after the other. A
-prefix is worth a longer queue only up to a quarter of a rank's full pool.
+prefix is worth more load only up to `PER_TOKEN` times its length and a quarter of a full pool.
 
 Legend: R ranks, K requests looked at together.
 """
@@ -25,6 +25,9 @@ from swa_jax.replay.world import NO_REQUEST, Load, LoopConfig, prefilling
 
 AHEAD = 4  # requests that wait at each rank after a placement
 LEAST = 2  # with fewer than so many at one rank, the next are placed
+# What a token of prefix may cost in load. Without a bound all go where the few tokens are that
+# every prompt begins with, and ranks stay idle.
+PER_TOKEN = 8
 _QUEUE = 32  # requests of a queue that are compared with a new one
 
 
@@ -123,6 +126,7 @@ def place_all(
             waiting,
             slack,
             coming[:, index],
+            PER_TOKEN,
         ).rank
         if content is not None:
             common = floor_to_page(common_tokens(content, request, requests), config.pool.page_size)
