@@ -191,7 +191,7 @@ def evict_amounts(full: int, swa: int, sizes: tuple[int, int]) -> tuple[int, int
     """Pages to evict where so many are lacking: a few steps' worth, to do it less often."""
 
     def amount(lacking: int, size: int) -> int:
-        extra = max(size // 64, min(3 * lacking, size // 8))
+        extra = max(size // 64, min(3 * lacking, size // 64 * 8))
         return lacking + extra if lacking > 0 else 0
 
     return amount(full, sizes[0]), amount(swa, sizes[1])

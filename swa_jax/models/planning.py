@@ -7,8 +7,9 @@ from swa_jax.config import MAX_SLOTS
 from swa_jax.models.model_config import ModelConfig
 from swa_jax.models.units import format_bytes
 
-# On 1,000 requests of the Mooncake trace (gpt-oss-20b, 40 GiB, page 64) no share gives 530,688 hit
-# tokens, 1/16 561,408, 1/10 560,896: most of what there is at little of its cost.
+# On 1,000 requests of the Mooncake trace (gpt-oss-20b, 40 GiB, page 64) no share gave 530,688 hit
+# tokens, 1/16 561,408, 1/10 560,896, with windows kept at the ends of branches alone: most of what
+# there was at little of its cost.
 CACHED_SHARE = 16
 
 

@@ -74,7 +74,7 @@ def one_budget(
     """Both kinds of page out of one budget.
 
     Args:
-      budget: in any unit, below 2^29; costs likewise.
+      budget: in any unit, up to 2^30; costs likewise.
       full: how many full pages are taken together, and what they cost in that unit.
       swa: the same of SWA pages.
       chunk_tokens: prompt tokens of a step.
@@ -84,8 +84,6 @@ def one_budget(
     most = max(budget, *full, *swa, *pages, chunk_tokens)
     if most > PLENTY:
         raise ValueError(f"limits must be at most 2^30, got {most}")
-    if budget >= PLENTY // 2:
-        raise ValueError(f"budget must be below 2^29, got {budget}: take a larger unit")
     (full_group, full_cost), (swa_group, swa_cost) = full, swa
     numbers = (*pages, chunk_tokens, full_group, swa_group, full_cost, swa_cost, budget)
     arrays = [np.int32(number) for number in numbers]
@@ -98,17 +96,21 @@ def stack_limits(limits: list[Limits]) -> Limits:
 
 
 def cost_of(limits: Limits, full: jax.Array, swa: jax.Array) -> jax.Array:
-    """int32[] what so many pages take of the budget, if they fit; 0 where there are two pools."""
+    """int32[] what so many pages take of the budget, one more than it has where they do not fit.
+
+    0 where there are two pools.
+    """
+
+    too_much = limits.budget + 1  # stands for all above it, whose products could pass int32
 
     def cost(pages: jax.Array, size: jax.Array, each: jax.Array) -> jax.Array:
         groups = jax.lax.div(pages + size - 1, size)
-        # As many as pass the budget are too many: the product of more could pass int32.
-        most = jax.lax.div(limits.budget, jnp.maximum(each, 1)) + 1
-        return jnp.where(each > 0, jnp.minimum(groups, most) * each, 0)
+        fits = groups <= jax.lax.div(limits.budget, jnp.maximum(each, 1))
+        return jnp.where(each > 0, jnp.where(fits, groups * each, too_much), 0)
 
     of_full = cost(full, limits.full_group, limits.full_cost)
     of_swa = cost(swa, limits.swa_group, limits.swa_cost)
-    return of_full + jnp.minimum(of_swa, limits.budget + 1)
+    return of_full + jnp.minimum(of_swa, too_much - of_full)
 
 
 def holds(limits: Limits, full: jax.Array, swa: jax.Array) -> jax.Array:
