@@ -100,7 +100,6 @@ def cost_of(limits: Limits, full: jax.Array, swa: jax.Array) -> jax.Array:
 
     0 where there are two pools.
     """
-
     too_much = limits.budget + 1  # stands for all above it, whose products could pass int32
 
     def cost(pages: jax.Array, size: jax.Array, each: jax.Array) -> jax.Array:
