@@ -14,13 +14,10 @@ the same of every prompt; how many an engine finds otherwise is told.
 """
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -33,6 +30,7 @@ from benchmarks.environment import environment
 from benchmarks.own_cache import OwnLoop, OwnStore, World
 from benchmarks.replay_peers import StorePeer, find_stores
 from benchmarks.whole_replay import table
+from benchmarks.writing import progress, write_results
 from swa_jax import prefix_cache as pc
 from swa_jax.replay.content import content_of, request_tokens
 from swa_jax.replay.trace import load_trace
@@ -417,17 +415,6 @@ def draw(result: dict[str, Any], file: Path) -> None:
     figure.savefig(file, dpi=90, metadata={"Software": None})
 
 
-def write(result: dict[str, Any], folder: Path) -> None:
-    """Writes `prefix_cache` as JSON, Markdown and a picture."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "prefix_cache.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (folder / "prefix_cache.md").write_text(page(result), encoding="utf-8")
-    if find_spec("matplotlib") is None:
-        _progress("no picture: matplotlib is not installed")
-        return
-    draw(result, folder / "prefix_cache.png")
-
-
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Runs, prints and, if asked to, writes."""
     args = _parser().parse_args(argv)
@@ -441,10 +428,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     rows: list[Row] = []
     found: list[Row] = []
     for size in sizes:
-        _progress(f"page {size}: {len(prompts.tokens)} prompts")
+        progress(f"page {size}: {len(prompts.tokens)} prompts")
         config = swa.PoolConfig(pool_tokens, pool_tokens, size, WINDOW)
         times, hits = compare(prompts, config, peers, 2 if args.smoke else 3)
-        _progress(f"page {size}: a prompt of {long:,} tokens")
+        progress(f"page {size}: a prompt of {long:,} tokens")
         times += match_long(long, config, peers, repeats)
         rows += [{"page_size": size, **row} for row in times]
         found += [{"page_size": size, **row} for row in hits]
@@ -462,12 +449,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     }
     print(page(result))
     if args.results is not None:
-        write(result, args.results)
+        write_results("prefix_cache", result, page(result), draw, args.results)
     return result
-
-
-def _progress(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

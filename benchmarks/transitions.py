@@ -15,7 +15,6 @@ ratio does not depend on what else the machine did meanwhile; Python's garbage c
 import argparse
 import gc
 import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -36,6 +35,7 @@ from benchmarks.scans import LOOPS, NAME
 from benchmarks.side import Side
 from benchmarks.timing import Effort, Job, measure
 from benchmarks.workload import SMOKE, Point, Workload
+from benchmarks.writing import progress
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def prepare(workload: Workload, peers: Sequence[Peer]) -> tuple[dict[Point, list
     always = [Peer(side.name, side.at, "here") for side in (OwnCalls, FreeListAllocator)]
     sides, drivers, compared = _Sides([*always, *peers], {}), {}, 0
     for point in dict.fromkeys(workload.points()):
-        _progress(f"checking {point}")
+        progress(f"checking {point}")
         at_point = [(Driver.of(side, workload, point), is_new) for side, is_new in sides.at(point)]
         drivers[point] = [driver for driver, _ in at_point]
         timed = {case.name for case, points in plan(workload) if point in points}
@@ -141,7 +141,7 @@ def time_all(workload: Workload, drivers: dict[Point, list[Driver]]) -> list[Row
     gc.disable()
     try:
         for case, points in plan(workload):
-            _progress(f"timing {case.name}")
+            progress(f"timing {case.name}")
             fitting = [point for point in points if fits(case, point, workload)]
             rows += _time(case, [driver for point in fitting for driver in drivers[point]], effort)
             gc.collect()
@@ -206,10 +206,6 @@ def _rounded(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, list | tuple):
         return [_rounded(each) for each in value]
     return value
-
-
-def _progress(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,13 +13,9 @@ All take turns, so that ratios hold on a machine that does other things, too.
 
 import argparse
 import gc
-import json
 import statistics
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +26,7 @@ import numpy as np
 from benchmarks.environment import environment
 from benchmarks.host_replay import HostLoad, HostReplay, Totals
 from benchmarks.replay_peers import StorePeer, find_stores
+from benchmarks.writing import progress, write_results
 from swa_jax.config import PoolConfig
 from swa_jax.models import ModelConfig, get_model, parse_bytes, plan_pools
 from swa_jax.replay.content import content_of, request_tokens
@@ -136,7 +133,7 @@ def compare(work: Work, peers: Sequence[StorePeer], repeats: int) -> list[Row]:
     runs: dict[str, list[Totals]] = {OURS: [], **{peer.name: [] for peer in peers}}
     compile_s = []
     for turn in range(repeats):
-        _progress(f"page {page}, turn {turn + 1} of {repeats}")
+        progress(f"page {page}, turn {turn + 1} of {repeats}")
         result = run_replay(work.trace, work.model, work.pool, work.settings)
         compile_s.append(result.compile_s)
         runs[OURS].append(our_totals(result))
@@ -146,7 +143,7 @@ def compare(work: Work, peers: Sequence[StorePeer], repeats: int) -> list[Row]:
             except Exception as error:
                 if not peer.is_engine:
                     raise
-                _progress(f"{peer.name} does not get through: {error!r}")
+                progress(f"{peer.name} does not get through: {error!r}")
             if not peer.is_engine:
                 check_equal(runs[OURS][-1], runs[peer.name][-1])
     rows = [
@@ -326,17 +323,6 @@ def draw(result: dict[str, Any], file: Path) -> None:
     figure.savefig(file, dpi=90, metadata={"Software": None})
 
 
-def write(result: dict[str, Any], folder: Path) -> None:
-    """Writes `whole_replay` as JSON, Markdown and a picture."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "whole_replay.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (folder / "whole_replay.md").write_text(page(result), encoding="utf-8")
-    if find_spec("matplotlib") is None:
-        _progress("no picture: matplotlib is not installed")
-        return
-    draw(result, folder / "whole_replay.png")
-
-
 def _met(met: bool) -> str:
     return "met" if met else "**missed**"
 
@@ -365,12 +351,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     }
     print(page(result))
     if args.results is not None:
-        write(result, args.results)
+        write_results("whole_replay", result, page(result), draw, args.results)
     return result
-
-
-def _progress(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

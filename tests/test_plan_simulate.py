@@ -23,7 +23,7 @@ from plan_loads import (
 
 from swa_jax.planner import SimShape, deal, simulate, stack_limits
 from swa_jax.planner.limits import cost_of, holds, most_of_both, one_budget
-from swa_jax.planner.wide import wide_add, wide_value, wide_zero
+from swa_jax.wide import wide_add, wide_value, wide_zero
 
 # (sizes, chunk, longest request); those of a group run in one program, side by side.
 GROUPS = {

@@ -12,8 +12,8 @@ from swa_jax.paging import look_up, offset_of, page_of, pages_for
 from swa_jax.planner.limits import Limits, cost_of, holds, most_of_both
 from swa_jax.planner.loads import Load
 from swa_jax.planner.sim_world import NO_REQUEST, SimRows, SimShape, SimTally, SimWorld
-from swa_jax.planner.wide import wide_add
 from swa_jax.rank import exclusive_sum
+from swa_jax.wide import wide_add
 from swa_jax.window import frontier, most_swa_pages
 
 _LATE = 2**31 - 1

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.config import MAX_SLOTS, PoolConfig
-from swa_jax.planner.wide import wide_zero
+from swa_jax.wide import wide_zero
 
 NO_REQUEST = -1
 

@@ -17,7 +17,7 @@ from swa_jax.planner.limits import Limits
 from swa_jax.planner.loads import Load
 from swa_jax.planner.sim_step import sim_step, unfinished
 from swa_jax.planner.sim_world import SimShape, SimWorld, new_sim_world
-from swa_jax.planner.wide import wide_value
+from swa_jax.wide import wide_value
 
 __all__ = ("Figures", "SimShape", "simulate")
 

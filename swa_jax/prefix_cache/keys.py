@@ -63,10 +63,14 @@ def cut_pages(
 
     There is one page at least, not in use, where the tokens make none: no array is empty.
     """
-    zero = jnp.int32(0)
-    start = jax.lax.bitcast_convert_type(mix(namespace.astype(jnp.uint32) + 1), jnp.int32)
-    most = jnp.int32(config.max_prefix_tokens)
+    most, zero = jnp.int32(config.max_prefix_tokens), jnp.int32(0)
+    start = _root_hash(namespace)
     return _cut(config, tokens, length, most, start, namespace, jnp.int32(ROOT), zero)
+
+
+def _root_hash(namespace: jax.Array) -> jax.Array:
+    """int32[] what the hashes of a namespace's prompts begin with."""
+    return jax.lax.bitcast_convert_type(mix(namespace.astype(jnp.uint32) + 1), jnp.int32)
 
 
 def cut_pages_below(
@@ -86,8 +90,7 @@ def cut_pages_below(
       namespace: int32[] of the node.
     """
     config, depth = cache.config, cache.depth[node]
-    start = jax.lax.bitcast_convert_type(mix(namespace.astype(jnp.uint32) + 1), jnp.int32)
-    start = jnp.where(node > ROOT, cache.hash[node], start)
+    start = jnp.where(node > ROOT, cache.hash[node], _root_hash(namespace))
     most = jnp.int32(config.max_prefix_tokens) - depth * jnp.int32(config.pool.page_size)
     return _cut(config, tokens, length, most, start, namespace, node, depth)
 

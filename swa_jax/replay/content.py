@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from swa_jax.prefix_cache.keys import mix
+from swa_jax.prefix_cache.keys import ReadTokens, mix
 from swa_jax.replay.trace import Trace
 
 
@@ -57,3 +57,12 @@ def request_tokens(
     offset = jnp.where(in_prompt, place - block * jnp.int32(content.block_tokens), place)
     bits = mix(mix(source + jnp.uint32(1)) ^ (offset.astype(jnp.uint32) * jnp.uint32(0x9E3779B1)))
     return (bits >> 1).astype(jnp.int32)
+
+
+def reader_of(content: Content, request: jax.Array) -> ReadTokens:
+    """Reads these tokens, for what looks at no more of them than it must."""
+
+    def read(first: jax.Array, count: int) -> jax.Array:
+        return request_tokens(content, request, count, first)
+
+    return read

@@ -17,6 +17,7 @@ from swa_jax.replay.shared_world import SharedWorld, new_shared_world
 from swa_jax.replay.step import run_steps, unfinished
 from swa_jax.replay.world import Load, LoopConfig, World, new_world
 from swa_jax.state import UNMAPPED
+from swa_jax.wide import wide_value
 
 Carry = Any  # World or SharedWorld: the loop's own business
 
@@ -97,9 +98,8 @@ def reuse_figures(carry: Carry) -> ReuseFigures:
     prefix_cache.check(cache, allocator)
     live = cache.in_tree & (allocator.full_to_swa != UNMAPPED)
     cached, cached_swa = (int(jnp.sum(marks, dtype=jnp.int32)) for marks in (cache.in_tree, live))
-    millions, rest = (int(part) for part in jax.device_get(reuse.hit_tokens))
     return ReuseFigures(
-        hit_tokens=(millions << 20) + rest,
+        hit_tokens=int(wide_value(jax.device_get(reuse.hit_tokens))),
         hit_blocks=int(reuse.hit_blocks),
         evicted_full_pages=int(reuse.evicted_full),
         evicted_swa_pages=int(reuse.evicted_swa),

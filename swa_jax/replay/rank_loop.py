@@ -7,7 +7,7 @@ that it never serves on with less than it would have had.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -48,12 +48,8 @@ def world_of(carry: Carry) -> World:
 def with_waiting(carry: Carry, waiting: jax.Array) -> Carry:
     """The same carry with another queue, bool[..., N]."""
     if isinstance(carry, SharedWorld):
-        return _replaced(carry, world=_replaced(carry.world, waiting=waiting))
-    return _replaced(carry, waiting=waiting)
-
-
-def _replaced(whole: Any, **parts: object) -> Any:  # noqa: ANN401 - either kind of carry
-    return type(whole)(**(vars(whole) | parts))
+        return replace(carry, world=replace(carry.world, waiting=waiting))
+    return replace(carry, waiting=waiting)
 
 
 def run_rank(

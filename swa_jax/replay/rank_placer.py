@@ -17,7 +17,7 @@ import numpy as np
 from swa_jax.data_parallel.placement import Loads, choose, load_of, look_at
 from swa_jax.paging import floor_to_page
 from swa_jax.prefix_cache.leaving import may_leave
-from swa_jax.replay.content import Content, request_tokens
+from swa_jax.replay.content import Content, reader_of
 from swa_jax.replay.engine import Carry
 from swa_jax.replay.rank_loop import RankLoop, with_waiting, world_of
 from swa_jax.replay.shared_world import SharedWorld
@@ -76,10 +76,7 @@ def ask(
 
     def one(index: jax.Array, found: jax.Array) -> jax.Array:
         request = requests[index]
-
-        def read(first: jax.Array, width: int) -> jax.Array:
-            return request_tokens(content, request, width, first)
-
+        read = reader_of(content, request)
         length = load.prompt_lens[request]
         hit, kept = look_at(state, cache, may_go, read, room, length)
         coming = jnp.max(common_tokens(content, request, queue), initial=0)

@@ -30,6 +30,7 @@ from swa_jax.replay.rank_loop import Looks, RankLoop, world_of
 from swa_jax.replay.rank_placer import Placer
 from swa_jax.replay.trace import Trace
 from swa_jax.replay.world import Load
+from swa_jax.wide import wide_value
 
 PLACEMENTS = ("prefix", "round-robin")
 SLICE_STEPS = 16  # most steps of a rank between two placements
@@ -141,8 +142,8 @@ def run_ranks(
 
     def hit_rate(placement: str) -> float:
         end, _, _ = _serve(loop, accepted, placement, rejected, on_progress)
-        hits = np.asarray(jax.device_get(end.reuse.hit_tokens), np.int64).sum(0)
-        return (int(hits[0]) * 2**20 + int(hits[1])) / total.prompt_tokens
+        hits = wide_value(jax.device_get(end.reuse.hit_tokens))
+        return int(hits.sum()) / total.prompt_tokens
 
     in_turn = spread.placement == "round-robin" or spread.ranks == 1
     return dataclasses.replace(

@@ -24,7 +24,7 @@ from swa_jax.prefix_cache.evict_lacking import evict_lacking
 from swa_jax.prefix_cache.locks import move_lock
 from swa_jax.prefix_cache.match import match_path
 from swa_jax.prefix_cache.own import receipt_of, with_receipt
-from swa_jax.replay.content import Content, request_tokens
+from swa_jax.replay.content import Content, reader_of
 from swa_jax.replay.grow import decode_demand, grow, plan_growth
 from swa_jax.replay.release import is_done, newest_row, retract, vacate
 from swa_jax.replay.shared_world import (
@@ -35,9 +35,8 @@ from swa_jax.replay.shared_world import (
 from swa_jax.replay.step import count, is_stuck, more_than_one, unfinished
 from swa_jax.replay.step import evict as leave_window
 from swa_jax.replay.world import Load, LoopConfig, World, prefilling, running
+from swa_jax.wide import wide_add
 from swa_jax.window import frontier, most_swa_pages
-
-_PART = 2**20
 
 
 def _finish(config: LoopConfig, load: Load, content: Content, shared: SharedWorld) -> SharedWorld:
@@ -70,10 +69,7 @@ def _attempt(config: LoopConfig, content: Content, shared: SharedWorld) -> Share
     request = jnp.argmax(world.waiting).astype(jnp.int32)
     row = jnp.argmax(~running(rows)).astype(jnp.int32)
     target = world.progress[request]
-
-    def tokens(first: jax.Array, count: int) -> jax.Array:
-        return request_tokens(content, request, count, first)
-
+    tokens = reader_of(content, request)
     # The last token is always computed: its output is the first one generated.
     cache, path, pages = match_path(
         shared.cache, world.allocator, tokens, room, target - 1, jnp.int32(0)
@@ -144,9 +140,7 @@ def _note_hit(
     usable = floor_to_page(jnp.minimum(end, length - 1), size)
     hit = (end - step < length) & (usable <= cached) & (usable > end - step)
     tokens = jnp.where(first, cached, 0)
-    total = shared.reuse.hit_tokens + jnp.stack([jnp.int32(0), tokens])
-    carried = jax.lax.div(total[1], jnp.int32(_PART))
-    total = jnp.stack([total[0] + carried, total[1] - carried * jnp.int32(_PART)])
+    total = wide_add(shared.reuse.hit_tokens, tokens)
     blocks = jnp.where(first, jnp.sum(hit, dtype=jnp.int32), 0)
     reuse = replace(shared.reuse, hit_tokens=total, hit_blocks=shared.reuse.hit_blocks + blocks)
     at = jnp.where(fits, request, shared.seen.shape[0])

@@ -10,7 +10,7 @@ from swa_jax.paging import page_of
 from swa_jax.prefix_cache import PrefixCache, Receipt, init, no_receipt, own
 from swa_jax.prefix_cache.locks import move_lock
 from swa_jax.prefix_cache.own import receipt_of, with_receipt
-from swa_jax.replay.content import Content, request_tokens
+from swa_jax.replay.content import Content, reader_of
 from swa_jax.replay.world import Load, LoopConfig, World, new_world
 
 
@@ -73,14 +73,10 @@ def give_to_tree(
 ) -> SharedWorld:
     """Inserts what a row holds, running or done, and moves its lock to the new end."""
     world, rows = shared.world, shared.world.rows
-
-    def tokens(first: jax.Array, room: int) -> jax.Array:
-        return request_tokens(content, rows.request[row], room, first)
-
     cache, allocator, holding = own.give_to_tree(
         shared.cache,
         world.allocator,
-        tokens,
+        reader_of(content, rows.request[row]),
         rows.length[row],
         rows.table[row],
         receipt_of(shared, row),
