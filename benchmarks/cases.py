@@ -60,7 +60,14 @@ class Driver:
 
     def release(self, slots: np.ndarray) -> None:
         """Frees every page of which the first slot is among `slots`; for what is not timed."""
-        self.side.give_back(slots[slots % self.point.page_size == 0])
+        self.side.give_back(self._heads(slots))
+
+    def release_full(self, slots: np.ndarray) -> None:
+        """The same where the SWA sides are gone already."""
+        self.side.give_back_full(self._heads(slots))
+
+    def _heads(self, slots: np.ndarray) -> np.ndarray:
+        return slots[slots % self.point.page_size == 0]
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ def _free_case(method: str, *, first: str | None = None) -> Case:
 
         def finish(slots: Native, _: None) -> None:
             if "swa" in method:
-                driver.release(side.numpy(slots))
+                driver.release_full(side.numpy(slots))
             expect_all_free(driver)
 
         return Job(prepare, getattr(side, method), finish)

@@ -97,6 +97,10 @@ class SglangSide(BySlots):
         """Frees the full side of pages whose SWA side is gone."""
         self._done(self._allocator.free_full(slots))
 
+    def give_back_full(self, heads: np.ndarray) -> None:
+        """`free` would count the padding slot as freed where pages are single tokens."""
+        self.free_full(self.native(heads))
+
     def free_segment(self, slots: Native) -> None:
         """Frees both sides, one slot a page looked at."""
         self._done(self._allocator.free_segment(slots, start_pos=0))

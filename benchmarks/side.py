@@ -91,6 +91,10 @@ class Side(Protocol):
         """Frees the pages of which these are the first slots, as it likes; never timed."""
         ...
 
+    def give_back_full(self, heads: np.ndarray) -> None:
+        """The same for pages whose SWA side is gone already."""
+        ...
+
     def nothing(self) -> None:
         """A call that does nothing, where a call is a compiled program."""
         ...
@@ -133,6 +137,10 @@ class BySlots:
         """One call."""
         self.free(self.native(heads))
 
+    def give_back_full(self, heads: np.ndarray) -> None:
+        """The same for pages whose SWA side is gone already."""
+        self.give_back(heads)
+
     def nothing(self) -> None:
         """Costs a host's allocator nothing."""
 
@@ -145,6 +153,14 @@ class ByRequest:
     """
 
     lacks = frozenset({"extend_tail", "free", "free_swa", "free_full", "group_begin", "group_end"})
+
+    def give_back(self, heads: np.ndarray) -> None:
+        """As its requests are kept."""
+        raise NotImplementedError
+
+    def give_back_full(self, heads: np.ndarray) -> None:
+        """The same for pages whose SWA side is gone already."""
+        self.give_back(heads)
 
     def native(self, values: np.ndarray) -> Native:
         """As it is."""
