@@ -33,8 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import swa_jax as swa
-from benchmarks.environment import environment
 from swa_jax import prefix_cache
+from swa_jax.bench.environment import environment
 from swa_jax.counts import held_pages
 from swa_jax.disagg.ask import prefill_window
 from swa_jax.disagg.bundles import BundleSize

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.block_placement import blocks_in_use
-from benchmarks.environment import environment
+from swa_jax.bench.environment import environment
 from swa_jax.config import PoolConfig
 from swa_jax.models import ModelConfig, get_model, parse_bytes, plan_pools
 from swa_jax.planner import (

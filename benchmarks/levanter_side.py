@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.side import ByRequest, Maker, Native
-from benchmarks.workload import Point
+from swa_jax.bench.side import ByRequest, Maker, Native
+from swa_jax.bench.workload import Point
 
 DIFFERS = (
     "one pool and no window, so it allocates half as many pages; frees sequences, not slots; does "

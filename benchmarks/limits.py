@@ -17,9 +17,9 @@ from typing import Any
 import jax
 
 import swa_jax as swa
-from benchmarks.environment import CompileClock, environment
 from benchmarks.limit_cases import LEGEND, Limit, limits_of
 from swa_jax import prefix_cache
+from swa_jax.bench.environment import CompileClock, environment
 
 _HEAD = (
     "| transition | must touch | bytes | the program touches | x | buffers reused | compile, s "

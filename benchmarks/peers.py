@@ -20,31 +20,10 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from benchmarks import levanter_side, sglang_jax_side, sglang_side, vllm_side
-from benchmarks.side import Maker
-from benchmarks.workload import Point
+from swa_jax.bench.side import Maker, Peer
+from swa_jax.bench.workload import Point
 
 _INSTALL = "see the docstring of benchmarks/peers.py"
-
-
-@dataclass(frozen=True)
-class Peer:
-    """How to make one, or why it is not there.
-
-    Attributes:
-      name: of the engine.
-      make: None where it cannot be timed.
-      note: its version, or what is missing and how it is installed.
-      differs: what it does otherwise, for the reader of a table.
-      per_point: it is made for one point's rows, so two points do not share one.
-      reaches: whether it is timed at a point: not where a single call would take seconds.
-    """
-
-    name: str
-    make: Maker | None
-    note: str
-    differs: str = ""
-    per_point: bool = False
-    reaches: Callable[[Point], bool] = lambda _: True
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cases
-from benchmarks.report import CALL, GOALS, LOOP, OURS, PLAIN, Row
+from benchmarks.report import CALL, GOALS, LOOP, OURS, PLAIN
+from swa_jax.bench import cases
+from swa_jax.bench.run import Row
 
 # Okabe and Ito's colours, told apart with any colour vision; markers tell them apart in grey, too.
 _STYLES = {

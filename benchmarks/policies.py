@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.environment import environment
+from swa_jax.bench.environment import environment
 from swa_jax.config import PoolConfig
 from swa_jax.models import get_model, parse_bytes, plan_pools
 from swa_jax.replay.driver import ReplaySettings, run_replay

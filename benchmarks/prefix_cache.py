@@ -26,12 +26,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import swa_jax as swa
-from benchmarks.environment import environment
 from benchmarks.own_cache import OwnLoop, OwnStore, World
 from benchmarks.replay_peers import StorePeer, find_stores
 from benchmarks.whole_replay import table
-from benchmarks.writing import progress, write_results
+from benchmarks.writing import draws, progress, write_results
 from swa_jax import prefix_cache as pc
+from swa_jax.bench.environment import environment, stay_on_one_core
 from swa_jax.replay.content import content_of, request_tokens
 from swa_jax.replay.trace import load_trace
 
@@ -318,8 +318,8 @@ def _fastest(timed: dict[str, Row], names: set[str]) -> Row | None:
     return None if best is None else {"side": best["side"], "us": best["mean_us"]}
 
 
-def page(result: dict[str, Any]) -> str:
-    """The Markdown page of a run."""
+def page(result: dict[str, Any], *, pictures: bool) -> str:
+    """The Markdown page of a run, with links to pictures where they are drawn beside it."""
     place = {name: value for name, value in result["environment"].items() if value is not None}
     rows, smoke = result["results"], result["smoke"]
     lines = [
@@ -350,8 +350,7 @@ def page(result: dict[str, Any]) -> str:
                 if row["call"] == LONG_MATCH
             ],
         ),
-        "",
-        "![Microseconds a prompt](prefix_cache.png)",
+        *(["", "![Microseconds a prompt](prefix_cache.png)"] if pictures else []),
     ]
     for size in dict.fromkeys(row["page_size"] for row in rows):
         here = [row for row in rows if row["page_size"] == size]
@@ -365,7 +364,8 @@ _HEAD = (
     'is short, grant, insert and unlock. "In a loop": one compiled program for all prompts; "a '
     'call at a time": each call dispatched and waited for. "Otherwise" counts the prompts of which '
     "a side found more or less than ours did. vLLM matches by hashes made before the clock runs, "
-    "grants, caches and evicts in one call, and has no other call for it."
+    "grants, caches and evicts in one call, and has no other call for it. The process stays on "
+    "one core."
 )
 
 
@@ -418,6 +418,8 @@ def draw(result: dict[str, Any], file: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Runs, prints and, if asked to, writes."""
     args = _parser().parse_args(argv)
+    if not args.smoke:
+        stay_on_one_core()
     peers = find_stores(engines=not args.no_engines)
     if args.smoke:
         # Both parts with arrays of the same lengths, so that they share their programs.
@@ -447,9 +449,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "found": found,
         "results": rows,
     }
-    print(page(result))
+    text = page(result, pictures=draws(args.results))
+    print(text)
     if args.results is not None:
-        write_results("prefix_cache", result, page(result), draw, args.results)
+        write_results("prefix_cache", result, text, draw, args.results)
     return result
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from benchmarks import cases, scans
-from benchmarks.baseline import FreeListAllocator
-from benchmarks.ours import OwnCalls
+from swa_jax.bench import cases, scans
+from swa_jax.bench.baseline import FreeListAllocator
+from swa_jax.bench.ours import OwnCalls
+from swa_jax.bench.run import Row
 
-Row: TypeAlias = dict[str, Any]  # case, side, the keys of SIZES that it has, a timing's summary
 Where: TypeAlias = tuple[int | None, ...]  # a row's sizes, in the order of SIZES
 
 LOOP, CALL, PLAIN = scans.NAME, OwnCalls.name, FreeListAllocator.name
@@ -256,8 +256,13 @@ def us(value: float) -> str:
     return f"{value:,.2f}" if value < 10 else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def page(result: dict[str, Any]) -> str:
-    """The whole Markdown page of a run, from what is written as JSON."""
+def page(result: dict[str, Any], *, pictures: bool) -> str:
+    """The whole Markdown page of a run.
+
+    Args:
+      result: what is written as JSON.
+      pictures: link to those that are drawn beside the page.
+    """
     main, rows = result["workload"]["main"], result["results"]
     place = {name: value for name, value in result["environment"].items() if value is not None}
     compiled = result["compile_seconds"]["programs"]
@@ -271,7 +276,7 @@ def page(result: dict[str, Any]) -> str:
         ("", ", ".join(f"{name} {value}" for name, value in place.items())),
         ("", "\n".join(_peer_line(*item) for item in result["peers"].items())),
         ("## Goals", "tiny sizes: not judged" if result["smoke"] else verdicts(result["goals"])),
-        ("", _PLOTS),
+        ("", _PLOTS if pictures else ""),
         (f"## {_sizes(main)}", figures(rows, main, ())),
         ("## Pools", figures(rows, main, ("pool_tokens",))),
         ("## Pages", figures(rows, main, ("page_size",))),
@@ -301,7 +306,7 @@ of slots ("any set"), of segments in token order. In a loop as many batches are 
 the pool holds, and what is freed was granted before; "extend + ..." frees what it has just
 extended, in that order. All allocators do the same work at each point, in turns, and were compared
 first: offsets of slots, pages taken, what both pools have left. All pages were granted and given
-back in random order before."""
+back in random order before. The process stays on one core."""
 _PLOTS = """\
 ![Ours beside the fastest engine](transitions_ratios.png)
 

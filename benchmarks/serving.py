@@ -28,9 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import swa_jax as swa
-from benchmarks.environment import environment
 from benchmarks.host_server import HostServer
 from swa_jax import serving
+from swa_jax.bench.environment import environment
 from swa_jax.models import DecoderConfig, PagedBatch, num_params, random_params
 from swa_jax.models.decoder import KVPool
 from swa_jax.models.decoder.rope import Rope

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 
-from benchmarks.side import Native
+from swa_jax.bench.side import Native
 
 VERSION = "0.5.23"  # what `make peers` installs
 _IMAGES = ("torchvision", "torchvision.transforms", "torchvision.transforms.functional")

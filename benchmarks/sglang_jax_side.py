@@ -8,8 +8,8 @@ import importlib
 
 import numpy as np
 
-from benchmarks.side import BySlots, Maker, Native, granted
-from benchmarks.workload import Point
+from swa_jax.bench.side import BySlots, Maker, Native, granted
+from swa_jax.bench.workload import Point
 
 DIFFERS = "maps every token, not every page; its `free` of unmapped pages is its `free_full`"
 

@@ -6,7 +6,7 @@ import types
 import numpy as np
 
 from benchmarks.replay_store import evict_amounts
-from benchmarks.side import Native
+from swa_jax.bench.side import Native
 from swa_jax.config import PoolConfig
 
 

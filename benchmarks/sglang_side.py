@@ -8,8 +8,8 @@ takes its torch-native branch.
 import numpy as np
 
 from benchmarks.sglang_classes import SglangClasses, load_sglang
-from benchmarks.side import BySlots, Maker, Native, granted
-from benchmarks.workload import Point
+from swa_jax.bench.side import BySlots, Maker, Native, granted
+from swa_jax.bench.workload import Point
 
 DIFFERS = "maps every token, not every page"
 

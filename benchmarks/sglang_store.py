@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.replay_store import evict_amounts
 from benchmarks.sglang_classes import load_sglang, without_torchvision
-from benchmarks.side import Native
+from swa_jax.bench.side import Native
 from swa_jax.config import PoolConfig
 
 

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import swa_jax as swa
-from benchmarks.environment import environment
 from benchmarks.serving import NoModel
 from swa_jax import serving
+from swa_jax.bench.environment import environment
 from swa_jax.counts import held_pages
 from swa_jax.models import ModelConfig, get_model
 from swa_jax.serving import ServingConfig, make_requests

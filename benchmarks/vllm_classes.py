@@ -27,7 +27,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.side import Native
+from swa_jax.bench.side import Native
 
 VERSION = "0.11.0"  # the one that the stand-ins were made for
 _CORE = "vllm.v1.core."

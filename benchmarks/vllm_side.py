@@ -12,9 +12,9 @@ from itertools import count
 
 import numpy as np
 
-from benchmarks.side import ByRequest, Maker, Native, granted, slots_of
 from benchmarks.vllm_classes import load_vllm
-from benchmarks.workload import Point
+from swa_jax.bench.side import ByRequest, Maker, Native, granted, slots_of
+from swa_jax.bench.workload import Point
 
 DIFFERS = (
     "a call for every request; frees requests, not slots; gives blocks, no slots; one pool for "

@@ -10,8 +10,8 @@ import time
 
 import numpy as np
 
-from benchmarks.side import Native
 from benchmarks.vllm_classes import load_vllm
+from swa_jax.bench.side import Native
 from swa_jax.config import PoolConfig
 
 

@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.environment import environment
 from benchmarks.host_replay import HostLoad, HostReplay, Totals
 from benchmarks.replay_peers import StorePeer, find_stores
-from benchmarks.writing import progress, write_results
+from benchmarks.writing import draws, progress, write_results
+from swa_jax.bench.environment import environment, stay_on_one_core
 from swa_jax.config import PoolConfig
 from swa_jax.models import ModelConfig, get_model, parse_bytes, plan_pools
 from swa_jax.replay.content import content_of, request_tokens
@@ -212,8 +212,8 @@ def judge(rows: Sequence[Row], peers: Sequence[StorePeer]) -> list[Row]:
     return judged
 
 
-def page(result: dict[str, Any]) -> str:
-    """The Markdown page of a run."""
+def page(result: dict[str, Any], *, pictures: bool) -> str:
+    """The Markdown page of a run, with links to pictures where they are drawn beside it."""
     place = {name: value for name, value in result["environment"].items() if value is not None}
     lines = [
         "# The whole replay, side by side",
@@ -245,8 +245,7 @@ def page(result: dict[str, Any]) -> str:
                 for row in result["goals"]
             ],
         ),
-        "",
-        "![Requests per second](whole_replay.png)",
+        *(["", "![Requests per second](whole_replay.png)"] if pictures else []),
     ]
     for size in dict.fromkeys(row["page_size"] for row in result["results"]):
         lines += ["", f"## Page {size}", "", *table(_COLUMNS, _cells(result["results"], size))]
@@ -257,7 +256,7 @@ _HEAD = (
     "They are served as fast as memory allows: what an engine does between model calls, without "
     "the model. Written by `python -m benchmarks.whole_replay`. Medians of repetitions taken in "
     "turns. What is done before the clock runs stands apart: our loop is compiled, vLLM hashes the "
-    "prompts, which an engine does when they arrive."
+    "prompts, which an engine does when they arrive. The process stays on one core."
 )
 _COLUMNS = [
     "",
@@ -330,6 +329,8 @@ def _met(met: bool) -> str:
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Runs, prints and, if asked to, writes."""
     args = _parser().parse_args(argv)
+    if not args.smoke:
+        stay_on_one_core()
     peers = find_stores(engines=not args.no_engines)
     timed = [peer for peer in peers if peer.make is not None]
     if args.smoke:
@@ -349,9 +350,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "goals": judge(rows, timed),
         "results": rows,
     }
-    print(page(result))
+    text = page(result, pictures=draws(args.results))
+    print(text)
     if args.results is not None:
-        write_results("whole_replay", result, page(result), draw, args.results)
+        write_results("whole_replay", result, text, draw, args.results)
     return result
 
 

@@ -14,6 +14,11 @@ def progress(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
+def draws(folder: Path | None) -> bool:
+    """Whether pictures are written beside a page: into a folder, where matplotlib is installed."""
+    return folder is not None and find_spec("matplotlib") is not None
+
+
 def write_results(
     name: str,
     result: dict[str, Any],
@@ -25,7 +30,7 @@ def write_results(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     (folder / f"{name}.md").write_text(page, encoding="utf-8")
-    if find_spec("matplotlib") is None:
+    if not draws(folder):
         progress("no picture: matplotlib is not installed")
         return
     draw(result, folder / f"{name}.png")

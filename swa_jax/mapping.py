@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.inputs import Ints, as_int32, check_lengths
-from swa_jax.paging import first_places, look_up, offset_of, page_of
+from swa_jax.paging import first_places, look_up, not_alone, offset_of, page_of, put
 from swa_jax.plan_free import holders_here, name_pages, swa_side
 from swa_jax.pool import holders_of, nowhere
 from swa_jax.state import NOBODY, PAD_SLOT, UNMAPPED, AllocatorState, PagePool
@@ -174,7 +174,7 @@ def clear_full_to_swa_mapping(state: AllocatorState, full_slots: Ints) -> Alloca
 
 @jax.jit
 def _clear(state: AllocatorState, full_slots: jax.Array) -> AllocatorState:
-    named = name_pages(state, full_slots)
+    named = name_pages(state, not_alone(full_slots))
     holders = holders_here(state, named)
     shared = (holders > 1) & (swa_side(state, named)[0] != UNMAPPED)
     unmap = jnp.where((holders > 0) & ~shared, named.pages, jnp.int32(nowhere(state.full)))
@@ -185,7 +185,7 @@ def _clear(state: AllocatorState, full_slots: jax.Array) -> AllocatorState:
     )
     return replace(
         state,
-        full_to_swa=state.full_to_swa.at[unmap].set(UNMAPPED, mode="drop"),
+        full_to_swa=put(state.full_to_swa, unmap, jnp.int32(UNMAPPED)),
         faults=add_faults(state.faults, faults),
         scratch=named.scratch,
     )

@@ -72,6 +72,14 @@ def put(table: jax.Array, index: jax.Array, values: jax.Array) -> jax.Array:
     return jax.lax.scatter(table, index[:, None], values, _SCATTER, mode="drop")
 
 
+def not_alone(places: jax.Array) -> jax.Array:
+    """The places with an empty one more, where there is one alone.
+
+    What looks up a lone index and writes there is compiled to copies of the tables.
+    """
+    return jnp.pad(places, (0, 1)) if places.shape[0] == 1 else places
+
+
 def first_places(scratch: jax.Array, pages: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Finds for each page of a list the first place that names it. Cost: the list, not the pool.
 

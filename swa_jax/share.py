@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.grant import commit_grant, judge, make_plan
 from swa_jax.inputs import Ints, as_active, as_bool, as_int32, as_rows, check_lengths
-from swa_jax.paging import look_up, offset_of
+from swa_jax.paging import look_up, not_alone, offset_of
 from swa_jax.plan_free import NamedPages, holders_here, name_pages, swa_side
 from swa_jax.pool import count_holders, holders_of, nowhere, peek
 from swa_jax.rank import rank
@@ -72,7 +72,8 @@ def share(
 
 @jax.jit
 def _share(state: AllocatorState, slots: jax.Array, live: jax.Array | None) -> AllocatorState:
-    named = name_pages(state, slots)
+    live = None if live is None else not_alone(live)
+    named = name_pages(state, not_alone(slots))
     holders = holders_here(state, named)
     swa_pages, swa_holders = swa_side(state, named)
     most = jnp.int32(_MOST)
@@ -148,7 +149,12 @@ def copy_on_write(
     """
     lens, last = as_rows(seq_lens=seq_lens, last_loc=last_loc)
     rows = as_active(active, seq_lens=lens)
-    return _copy_on_write(state, lens, last, rows)
+    state, copies = _copy_on_write(state, not_alone(lens), not_alone(last), not_alone(rows))
+    if lens.shape[0] > 1:
+        return state, copies
+    return state, replace(
+        copies, source=copies.source[:1], target=copies.target[:1], last_loc=copies.last_loc[:1]
+    )
 
 
 @jax.jit

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from benchmarks import levanter_side, peers, scans, serving
-from benchmarks.agree import check_agreement, shuffle_pool
-from benchmarks.baseline import FreeListAllocator
-from benchmarks.cases import CASES, Driver, expect_all_free, fits, plan
+from benchmarks import levanter_side, peers, serving
 from benchmarks.peers import find_peers
 from benchmarks.report import CALL, LOOP, PLAIN
-from benchmarks.timing import Effort, Job, measure
 from benchmarks.transitions import main
-from benchmarks.workload import SMOKE, Point, Workload
+from swa_jax.bench import scans
+from swa_jax.bench.agree import check_agreement, shuffle_pool
+from swa_jax.bench.baseline import FreeListAllocator
+from swa_jax.bench.cases import CASES, Driver, expect_all_free, fits, plan
+from swa_jax.bench.timing import Effort, Job, measure
+from swa_jax.bench.workload import SMOKE, Point, Workload
 
 POINT = SMOKE.main
 EVERYTHING = {case.name for case in CASES}

@@ -106,8 +106,11 @@ def test_page_has_a_table_for_each_thing_that_is_varied():
             row("extend", CALL, 300.0),
             row("extend", CALL, 900.0, rows=8),
             row("decode", CALL, 70.0, page_size=1),
-        )
+        ),
+        pictures=False,
     )
+    assert "](transitions_" not in text
+    assert "](transitions_pools.png)" in page(run(*DECODES), pictures=True)
     assert "python 3\n" in text
     assert "* sglang: **not timed** (not installed). Differs: x." in text
     head = "|  | swa_jax, loop | swa_jax, call | sglang | vLLM | plain Python |"

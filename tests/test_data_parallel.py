@@ -87,6 +87,9 @@ def test_a_busy_rank_is_passed_over_for_all_its_prefix():
     states = hold(states, [0, 32])
     assert int(place(states, caches, TEXT, 24).rank) == 0
     assert int(place(states, caches, TEXT, 24, slack=32).rank) == 1
+    # 32 tokens of load for 16 of prefix: two each.
+    assert int(place(states, caches, TEXT, 24, slack=32, per_token=1).rank) == 0
+    assert int(place(states, caches, TEXT, 24, slack=32, per_token=2).rank) == 1
     waiting = jnp.array([33, 0], jnp.int32)
     assert int(place(states, caches, TEXT, 24, waiting=waiting, slack=32).rank) == 1
 
@@ -138,6 +141,8 @@ def test_what_cannot_be_placed_is_said():
     for slack in (-1, 1.5, True):
         with pytest.raises(ValueError, match=r"slack must be an integer from 0"):
             place(states, caches, TEXT, 24, slack=slack)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"per_token must be an integer from 1"):
+        place(states, caches, TEXT, 24, per_token=0)
     with pytest.raises(ValueError, match="leading axis of ranks"):
         loads(swa.init(CONFIG))
     with pytest.raises(ValueError, match="one configuration"):

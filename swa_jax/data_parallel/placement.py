@@ -112,6 +112,7 @@ def place(
     max_tokens: ArrayLike | None = None,
     waiting: Ints | None = None,
     slack: int | None = None,
+    per_token: int | None = None,
     namespace: ArrayLike = 0,
 ) -> Placement:
     """Chooses a rank for a request.
@@ -131,13 +132,16 @@ def place(
         by default, and below 0 none. Add this request's where it goes.
       slack: how many tokens of load a longer prefix may cost, static, 0 or more; a quarter of a
         rank's full pool by default.
+      per_token: how many tokens of load one token more of prefix may cost, static, 1 or more,
+        within `slack`; no such bound by default. `swa-jax replay --dp` takes 8.
       namespace: int32[] as for `prefix_cache.match_prefix`.
 
     Returns:
       `Placement`.
 
     Raises:
-      ValueError: as for `loads`; a slack that is no number of tokens, or not one `waiting` a rank.
+      ValueError: as for `loads`; a slack or `per_token` that is no number of tokens, or not one
+        `waiting` a rank.
     """
     ranks = _count_ranks(states, caches)
     behind = jnp.zeros(ranks, jnp.int32) if waiting is None else as_int32("waiting", waiting, 1)
@@ -148,12 +152,12 @@ def place(
     room = states.config.full_tokens // 4 if slack is None else whole_number("slack", slack, 0)
     # Half of int32 is more than any pool has, and leaves the sums below within it.
     behind = jnp.clip(behind, 0, 2**30)
-    return _place(
-        states, caches, row, count, most, behind, as_int32("namespace", namespace, 0), room
-    )
+    bound = None if per_token is None else whole_number("per_token", per_token, 1)
+    spaces = as_int32("namespace", namespace, 0)
+    return _place(states, caches, row, count, most, behind, spaces, slack=room, per_token=bound)
 
 
-@functools.partial(jax.jit, static_argnames="slack")
+@functools.partial(jax.jit, static_argnames=("slack", "per_token"))
 def _place(
     states: AllocatorState,
     caches: PrefixCache,
@@ -162,7 +166,9 @@ def _place(
     most: jax.Array,
     waiting: jax.Array,
     namespace: jax.Array,
+    *,
     slack: int,
+    per_token: int | None,
 ) -> Placement:
     def look(state: AllocatorState, cache: PrefixCache) -> tuple[jax.Array, jax.Array]:
         may_go = may_leave(cache, state)
@@ -170,7 +176,8 @@ def _place(
 
     hits, kept = jax.vmap(look)(states, caches)
     need = jnp.maximum(most, length)
-    return choose(states.config, _loads(states, caches), hits, kept, need, waiting, slack)
+    load = _loads(states, caches)
+    return choose(states.config, load, hits, kept, need, waiting, slack, per_token=per_token)
 
 
 def look_at(

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.side import Native, Side
-from benchmarks.timing import Job
-from benchmarks.workload import Point, Workload
+from swa_jax.bench.side import Native, Side
+from swa_jax.bench.timing import Job
+from swa_jax.bench.workload import Point, Workload
 
 
 @dataclass(frozen=True)

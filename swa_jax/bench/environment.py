@@ -23,7 +23,18 @@ def environment() -> dict[str, object]:
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
         "load_average": load_average(),
+        "malloc": os.environ.get("GLIBC_TUNABLES"),  # large pages of memory change figures
     }
+
+
+def stay_on_one_core() -> None:
+    """Keeps this process on one core; to be called before JAX makes its first array.
+
+    XLA splits what it does with a table over 512 KB among threads, which takes longer than the
+    work, and how long is chance. No other side uses more than one core.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 class CompileClock:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import swa_jax as swa
-from benchmarks import cases, compiled
-from benchmarks.cases import Case, Driver, expect_all_free
-from benchmarks.ours import OwnCalls
-from benchmarks.timing import Job
+from swa_jax.bench import cases, compiled
+from swa_jax.bench.cases import Case, Driver, expect_all_free
+from swa_jax.bench.ours import OwnCalls
+from swa_jax.bench.timing import Job
 
 NAME = "swa_jax, loop"
 

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 
 import swa_jax as swa
-from benchmarks.side import BySlots
-from benchmarks.workload import Point
+from swa_jax.bench.side import BySlots
+from swa_jax.bench.workload import Point
 
 _EXTEND = jax.jit(swa.alloc_extend, donate_argnums=0, static_argnames="capacity")
 _EXTEND_TAIL = jax.jit(swa.alloc_extend_swa_tail, donate_argnums=0, static_argnames="capacity")

@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from benchmarks import cases
-from benchmarks.cases import Driver
-from benchmarks.side import Native
+from swa_jax.bench import cases
+from swa_jax.bench.cases import Driver
+from swa_jax.bench.side import Native
 
 Effect: TypeAlias = dict[str, list[int]]
 _STEPS = 33  # decode steps that are compared: with pages of up to 32, every row opens one

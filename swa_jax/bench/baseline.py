@@ -11,8 +11,8 @@ from itertools import compress
 
 import numpy as np
 
-from benchmarks.side import BySlots
-from benchmarks.workload import Point
+from swa_jax.bench.side import BySlots
+from swa_jax.bench.workload import Point
 
 
 class FreeListAllocator(BySlots):

@@ -1,11 +1,12 @@
 """The one form in which every allocator is driven, so that all do the same work."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from benchmarks.workload import Point
+from swa_jax.bench.workload import Point
 
 # What an allocator takes and gives: a JAX array, a NumPy array, a torch tensor, a list, or what
 # names requests where an allocator knows no slots.
@@ -101,6 +102,27 @@ class Side(Protocol):
 
 
 Maker: TypeAlias = Callable[[Point], Side]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How to make one, or why it is not there.
+
+    Attributes:
+      name: of the engine.
+      make: None where it cannot be timed.
+      note: its version, or what is missing and how it is installed.
+      differs: what it does otherwise, for the reader of a table.
+      per_point: it is made for one point's rows, so two points do not share one.
+      reaches: whether it is timed at a point: not where a single call would take seconds.
+    """
+
+    name: str
+    make: Maker | None
+    note: str
+    differs: str = ""
+    per_point: bool = False
+    reaches: Callable[[Point], bool] = lambda _: True
 
 
 class BySlots:
