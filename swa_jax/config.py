@@ -3,6 +3,7 @@
 import dataclasses
 import operator
 
+from swa_jax.html_table import html_table
 from swa_jax.unified import SizedDecoder, SizedModel, UnifiedLayout, cut_budget, sizes_of
 
 MAX_SLOTS = 2**31 - 1
@@ -85,6 +86,36 @@ class PoolConfig:
             self._check_layout(self.unified_layout)
         if self.ring_tokens is not None:
             object.__setattr__(self, "ring_tokens", self._checked_ring(self.ring_tokens))
+
+    def __repr__(self) -> str:
+        """The shortest call that makes it, but for a unified layout, which is written out."""
+        if self.pure_swa_pool:
+            given = {"tokens": self.swa_tokens}
+        else:
+            given = {"full_tokens": self.full_tokens, "swa_tokens": self.swa_tokens}
+        name = "PoolConfig.pure_swa" if self.pure_swa_pool else "PoolConfig"
+        names = {*given, "full_tokens", "swa_tokens", "pure_swa_pool"}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in names and (value != field.default or field.name == "page_size"):
+                given[field.name] = value
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+
+    def _repr_html_(self) -> str:
+        full = ["full", f"{self.full_tokens:,}", f"{self.full_pages:,} pages"]
+        unit = "rings" if self.has_rings else "pages"
+        rows = [full, ["SWA", f"{self.swa_tokens:,}", f"{self.swa_units:,} {unit}"]]
+        notes = [f"page of {self.page_size:,} tokens"]
+        if self.has_rings:
+            notes.append(f"ring of {self.swa_unit_tokens:,} tokens for each request")
+        if self.unified_layout is not None:
+            layout = self.unified_layout
+            notes.append(f"one budget of {layout.kv_bytes:,} bytes: the sizes are each pool's most")
+        if self.sliding_window is not None:
+            kind = "chunks" if self.chunked else "window"
+            notes.append(f"{kind} of {self.sliding_window:,} tokens")
+        rows = rows[1:] if self.pure_swa_pool else rows
+        return html_table("PoolConfig", ["pool", "tokens", "size"], rows, notes)
 
     def _checked_tokens(self, name: str, value: object) -> int:
         tokens, page = _positive_int(name, value), self.page_size

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from swa_jax.config import PoolConfig
 from swa_jax.faults import FAULT_KINDS, zero_faults
+from swa_jax.state_text import as_html, as_text, pool_as_text
 
 PAD_PAGE = 0  # never granted, never freed; its slots 0 .. P-1 fill unused places
 PAD_SLOT = 0  # what unused places of an array of slots hold
@@ -42,6 +43,9 @@ class PagePool:
     def free(self) -> jax.Array:
         """bool[N+1] by page id: released, that is free or pending. A pass over the pool."""
         return self.holders == 0
+
+    def __repr__(self) -> str:
+        return pool_as_text(self)
 
 
 @functools.partial(
@@ -80,6 +84,12 @@ class AllocatorState:
     scratch: jax.Array  # int32[F+1] NOBODY between transitions
     block_is_full: jax.Array | None  # bool[B] whose a block is; None without a unified budget
     config: PoolConfig  # static
+
+    def __repr__(self) -> str:
+        return as_text(self)
+
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
 
 
 def _new_pool(pages: int, *, with_ring: bool, first: int = 0, count: int | None = None) -> PagePool:

@@ -1,5 +1,6 @@
 """A radix cache whose nodes are full pages: prefixes that requests share, on the device."""
 
+from swa_jax.choices import POLICIES
 from swa_jax.prefix_cache.batch import (
     insert_batch,
     lock_batch,
@@ -18,7 +19,7 @@ from swa_jax.prefix_cache.sizes import (
     swa_evictable_size,
     swa_protected_size,
 )
-from swa_jax.prefix_cache.tree import POLICIES, CacheConfig, PrefixCache, init, reset
+from swa_jax.prefix_cache.tree import CacheConfig, PrefixCache, init, reset
 
 __all__ = [
     "POLICIES",

@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
+from swa_jax.choices import POLICIES
 from swa_jax.config import PoolConfig
+from swa_jax.prefix_cache.tree_text import tree_as_html, tree_as_text
 
 ROOT = 0
 LEAST = -(2**30)  # lowest rank; `select` compares values from here to its negative
 EMPTY = 0  # place of the table that was never used
 DELETED = -1  # place whose node is gone: a search goes on past it
 _LAST_SERIAL = 2**31 - 1  # serials go round from here to 1
-POLICIES = ("lru", "lfu", "fifo", "priority", "cost")
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,12 @@ class PrefixCache:
     num_receipts: jax.Array  # [] outstanding
     serial: jax.Array  # [] the last one given
     config: CacheConfig  # static
+
+    def __repr__(self) -> str:
+        return tree_as_text(self)
+
+    def _repr_html_(self) -> str | None:
+        return tree_as_html(self)
 
 
 def init(

@@ -2,13 +2,15 @@
 
 import re
 
+from swa_jax.choices import DEFAULT_HBM
 from swa_jax.config import PoolConfig
 from swa_jax.models import ModelConfig, parse_bytes, plan_pools
 from swa_jax.replay.trace import TraceError
 
-DEFAULT_HBM = "40GiB"
-
-_NAMES = re.compile(r"\b(full_tokens|swa_tokens|page_size|max_running|chunk_tokens|max_context)\b")
+_NAMES = re.compile(
+    r"\b(full_tokens|swa_tokens|pool_tokens|row_tokens|page_size|max_running|chunk_tokens|"
+    r"max_context)\b"
+)
 
 
 def in_option_names(error: ValueError) -> str:

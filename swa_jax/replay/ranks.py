@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from swa_jax.check import check
+from swa_jax.choices import PLACEMENTS
 from swa_jax.config import PoolConfig
 from swa_jax.data_parallel import one_rank
 from swa_jax.models import ModelConfig
@@ -32,7 +33,6 @@ from swa_jax.replay.trace import Trace
 from swa_jax.replay.world import Load
 from swa_jax.wide import wide_value
 
-PLACEMENTS = ("prefix", "round-robin")
 SLICE_STEPS = 16  # most steps of a rank between two placements
 
 

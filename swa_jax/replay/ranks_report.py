@@ -105,6 +105,7 @@ COLUMNS = (
     "leaked",
     "faults",
 )
+_TROUBLES = {"leaked", "faults"}
 
 
 def rank_rows(done: RanksRun) -> list[tuple[str, ...]]:
@@ -127,14 +128,27 @@ def rank_rows(done: RanksRun) -> list[tuple[str, ...]]:
 
 
 def rank_table(done: RanksRun) -> "Table":
-    """The ranks for the terminal, within 80 columns; needs rich."""
+    """The ranks for the terminal, within 80 columns; needs rich.
+
+    What went wrong on no rank has no column.
+    """
     from rich.table import Table
 
-    table = Table(title="Ranks, pages at their peaks", title_justify="left", box=None)
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
-    for row in rank_rows(done):
-        table.add_row(*row)
+    rows = rank_rows(done)
+    shown = [
+        place
+        for place, column in enumerate(COLUMNS)
+        if column not in _TROUBLES or any(row[place] != "0" for row in rows)
+    ]
+    title = "Ranks, pages at their peaks"
+    if len(shown) == len(COLUMNS) - len(_TROUBLES):
+        title += "; none leaked, no faults"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for place in shown:
+        heading = COLUMNS[place].replace(" ", "\n")
+        table.add_column(heading, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*(row[place] for place in shown))
     return table
 
 

@@ -1,7 +1,6 @@
 """A replay on ranks from a user's wishes to its outputs."""
 
 import contextlib
-import json
 import os
 from collections.abc import Callable
 
@@ -11,7 +10,7 @@ from swa_jax.config import PoolConfig
 from swa_jax.models import ModelConfig
 from swa_jax.replay.driver import ReplaySettings, Sample
 from swa_jax.replay.ranks import RankSettings, run_ranks
-from swa_jax.replay.ranks_report import RanksRun, ranks_dict
+from swa_jax.replay.ranks_report import RanksRun
 from swa_jax.replay.report import Run
 from swa_jax.replay.session import lacks_told
 from swa_jax.replay.trace import Trace
@@ -80,8 +79,3 @@ def run_ranks_session(
     with lacks_told(pool, spread.ranks):
         result = run_ranks(trace, model, pool, settings, spread, on_progress)
     return RanksRun(Run(trace, model, pool, settings, result.total), result)
-
-
-def ranks_json(done: RanksRun) -> str:
-    """All figures."""
-    return json.dumps(ranks_dict(done), indent=2, allow_nan=False) + "\n"

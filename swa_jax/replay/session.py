@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,38 +10,31 @@ from dataclasses import dataclass
 import jax
 
 from swa_jax.config import PoolConfig
+from swa_jax.json_output import STDOUT, JsonOutput
 from swa_jax.models import ModelConfig
+from swa_jax.need_device import need_device
 from swa_jax.replay import driver
 from swa_jax.replay.event_log import EventLog
 from swa_jax.replay.outfile import OutFile
-from swa_jax.replay.report import Run, as_dict, no_cache_reason
+from swa_jax.replay.report import Run, no_cache_reason
 from swa_jax.replay.trace import Trace
-
-STDOUT = "-"
-EVENT_SLICE_STEPS = 8  # a block stored and evicted between two looks is missed
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The files to write after the run."""
+    """Where the results go."""
 
-    json: OutFile | None
+    json: JsonOutput
     plot: OutFile | None
     events: EventLog | None = None  # written during the run
 
-    def write(self, figures: str, run: Run | None) -> None:
+    def write(self, figures: dict[str, object], run: Run | None) -> None:
         """Writes them, the figures as JSON and what `run` shows; `ValueError` where that fails."""
-        if self.json is not None:
-            self.json.write(figures.encode())
+        self.json.write(figures)
         if self.plot is not None and run is not None:
-            from swa_jax.replay.plot import timeline_png
+            from swa_jax.viz import as_png, use_over_time
 
-            self.plot.write(timeline_png(run))
-
-
-def json_text(run: Run) -> str:
-    """All figures of `run`."""
-    return json.dumps(as_dict(run), indent=2, allow_nan=False) + "\n"
+            self.plot.write(as_png(use_over_time(run)))
 
 
 def checked_outputs(
@@ -56,7 +48,7 @@ def checked_outputs(
     Raises:
       ValueError: a file that cannot be written or must not be, or matplotlib is missing.
     """
-    json_out = None if json_file in (None, STDOUT) else OutFile("--json", json_file)
+    json_out = JsonOutput(json_file)
     plot_out = None
     if plot_file is not None:
         if importlib.util.find_spec("matplotlib") is None:
@@ -67,7 +59,7 @@ def checked_outputs(
     if events_file == STDOUT:
         raise ValueError("--events writes to a file or a pipe that has a name, got -")
     events_out = None if events_file is None else EventLog("--events", events_file)
-    outs = [out for out in (json_out, plot_out, events_out) if out is not None]
+    outs = [out for out in (json_out.file, plot_out, events_out) if out is not None]
     for out in outs:
         if out.replaced and out.same_file(trace):
             raise ValueError(f"{out.option} would overwrite the trace {trace}; name another file")
@@ -110,11 +102,7 @@ def run_session(
 @contextlib.contextmanager
 def lacks_told(pool: PoolConfig, ranks: int = 1) -> Iterator[None]:
     """What the machine lacks for a replay in here, a device or memory, becomes a `ValueError`."""
-    try:
-        jax.devices()
-    except (RuntimeError, AssertionError) as error:  # which one depends on what is installed
-        wanted = os.environ.get("JAX_PLATFORMS", "")
-        raise ValueError(f"JAX has no device for JAX_PLATFORMS={wanted!r}: {error}") from None
+    need_device()
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:

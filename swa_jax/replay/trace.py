@@ -15,14 +15,14 @@ from typing import IO
 
 import numpy as np
 
+from swa_jax.choices import MAX_REQUESTS
 from swa_jax.replay.bundled import BUNDLED, bundled_file
 from swa_jax.replay.trace_formats import LineReader, Request, reader_for
 from swa_jax.replay.trace_lines import TraceError, numbered_lines, show
 
 __all__ = ("Trace", "TraceError", "load_trace")
 
-# A trace is held in memory; these bound it, to about 1 GB.
-MAX_REQUESTS = 2_000_000
+# A trace is held in memory; this and MAX_REQUESTS bound it, to about 1 GB.
 MAX_HASH_IDS = 50_000_000
 
 

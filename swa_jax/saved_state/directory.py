@@ -72,7 +72,32 @@ def read_arrays(path: str | Path, made: Plain) -> Arrays:
       ImportError: Orbax is not installed.
       ValueError: it was made under something else, says what; or it is not whole.
     """
-    made = as_plain(made)
+    made, ocp = as_plain(made), require_orbax()
+    with _newest(path) as (manager, step):
+        described = _check_about(path, _read_about(manager, step, path), made)
+        kept = any(_size(one) for one in described.values())
+        stored = _restore(manager, step, path, arrays=ocp.args.PyTreeRestore()) if kept else {}
+    return _checked(path, described, stored)
+
+
+def read_made(path: str | Path) -> Plain:
+    """What the newest finished save was made under.
+
+    Args:
+      path: as for `write_arrays`.
+
+    Raises:
+      FileNotFoundError: there is no finished save.
+      ImportError: Orbax is not installed.
+      ValueError: it is not whole.
+    """
+    with _newest(path) as (manager, step):
+        return _content(path, _read_about(manager, step, path))["made"]
+
+
+@contextlib.contextmanager
+def _newest(path: str | Path) -> Iterator[tuple[Manager, int]]:
+    """The saves of a directory, and which of them counts."""
     ocp, folder = require_orbax(), Path(path).absolute()
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no directory {path} with a saved state")
@@ -80,11 +105,11 @@ def read_arrays(path: str | Path, made: Plain) -> Arrays:
     if step is None:
         raise FileNotFoundError(f"there is no finished save in {path}")
     with _manager(ocp, folder, writes=False) as manager:
-        about = _restore(manager, step, path, about=ocp.args.JsonRestore())
-        described = _check_about(path, about, made)
-        kept = any(_size(one) for one in described.values())
-        stored = _restore(manager, step, path, arrays=ocp.args.PyTreeRestore()) if kept else {}
-    return _checked(path, described, stored)
+        yield manager, step
+
+
+def _read_about(manager: Manager, step: int, path: str | Path) -> Plain:
+    return _restore(manager, step, path, about=require_orbax().args.JsonRestore())
 
 
 def as_plain(made: Plain) -> Plain:
@@ -139,16 +164,22 @@ def _restore(manager: Manager, step: int, path: str | Path, **wanted: object) ->
 
 def _check_about(path: str | Path, about: Plain, made: Plain) -> dict[str, Plain]:
     """What the save says of its arrays, if it is whole and of what is wanted."""
+    content = _content(path, about)
+    found = differences(content["made"], made)
+    if found:
+        raise ValueError(f"{path} was saved under another configuration: {'; '.join(found)}")
+    return content["arrays"]
+
+
+def _content(path: str | Path, about: Plain) -> Plain:
+    """What a save says of itself, if that is whole."""
     mark = (about.get("format"), about.get("version")) if isinstance(about, dict) else None
     if mark != (_FORMAT, _VERSION):
         raise ValueError(f"{path} is no {_FORMAT} of version {_VERSION}: it says {mark}")
     content: Plain = about.get("content")
     if about.get("seal") != _seal(content):
         raise ValueError(f"{path} is damaged: its description is not as saved")
-    found = differences(content["made"], made)
-    if found:
-        raise ValueError(f"{path} was saved under another configuration: {'; '.join(found)}")
-    return content["arrays"]
+    return content
 
 
 def _seal(content: Plain) -> str:

@@ -1,43 +1,43 @@
-"""The course of a replay as a picture: pages in use, KV memory, requests. Needs matplotlib."""
+"""The course of a replay as a picture: pages in use, KV memory, requests."""
 
-import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib.colors import to_rgba
 from matplotlib.ticker import EngFormatter, StrMethodFormatter
 
 from swa_jax.models import format_bytes
 from swa_jax.replay.report import Run
+from swa_jax.viz.looks import BLACK, BLUE, GREEN, ORANGE, PURPLE
+from swa_jax.viz.picture import Picture, new_picture, plain
 
 if TYPE_CHECKING:
     from swa_jax.replay.driver import Sample
 
-# Colours of Okabe and Ito, which colour-blind readers can tell apart. Lines differ in style too.
-FULL, SWA, WITHOUT_SWA, RUNNING = "#0072B2", "#E69F00", "#000000", "#009E73"
+# Lines differ in style and areas in hatch, too.
+FULL, SWA, WITHOUT_SWA, RUNNING, WAITING = BLUE, ORANGE, BLACK, GREEN, PURPLE
 _GIB = 2**30
 
 
-def timeline_png(run: Run) -> bytes:
-    """The timeline of `run` as a PNG file."""
-    buffer = io.BytesIO()
-    FigureCanvasAgg(timeline(run)).print_png(buffer)
-    return buffer.getvalue()
+def use_over_time(run: Run) -> Picture:
+    """Draws what a replay used over its steps: pages of each pool, KV memory, requests.
 
+    There is one sample for each slice of the loop. A peak can lie between two samples, so peaks are
+    drawn as lines of their own.
 
-def timeline(run: Run) -> Figure:
-    """Panels over the steps of the replay, one sample for each slice of the loop.
+    Args:
+      run: a replay that was done, such as `swa_jax.replay.session.run_session` gives.
 
-    A peak can lie between two samples, so peaks are drawn as lines of their own.
+    Returns:
+      A figure; `swa_jax.viz.as_png` makes a file of it.
     """
     hybrid = not run.pool.pure_swa_pool
     result, pool = run.result, run.pool
     panels = 3 + hybrid
-    figure = Figure(figsize=(9, 2.2 * panels + 0.6), dpi=120, layout="constrained")
+    figure = new_picture(9, 2.2 * panels + 0.6, layout="constrained")
     axes: list[Axes] = list(figure.subplots(panels, 1, sharex=True))
-    figure.suptitle(f"{_plain(run.trace.name)} on {run.model.name}")
+    figure.suptitle(f"{plain(run.trace.name)} on {run.model.name}")
     samples = result.timeline
     steps = [sample.step for sample in samples]
     if hybrid:
@@ -47,6 +47,8 @@ def timeline(run: Run) -> Figure:
     _pages(axes[-3], "SWA", SWA, steps, pages, result.peak_swa_pages, pool.swa_pages)
     _memory(axes[-2], run, steps, samples)
     _line(axes[-1], steps, [sample.running for sample in samples], RUNNING, "running")
+    waiting = [sample.waiting for sample in samples]
+    _line(axes[-1], steps, waiting, WAITING, "waiting", style="-.")
     axes[-1].set_ylabel("requests")
     _finish(axes, max(steps, default=1))
     return figure
@@ -77,8 +79,8 @@ def _memory(panel: Axes, run: Run, steps: list[int], samples: "list[Sample]") ->
     below = full * model.full_bytes_per_token  # 0 for a model without full layers
     used = below + swa * model.swa_bytes_per_token
     if not run.pool.pure_swa_pool:
-        panel.fill_between(steps, below, color=FULL, alpha=0.5, linewidth=0, label="full layers")
-    panel.fill_between(steps, below, used, color=SWA, alpha=0.7, linewidth=0, label="SWA layers")
+        panel.fill_between(steps, below, label="full layers", **_area(FULL, 0.5, "//"))
+    panel.fill_between(steps, below, used, label="SWA layers", **_area(SWA, 0.7, ".."))
     label = f"without SWA,\npeak {format_bytes(result.kv_bytes_peak_full_only)}"
     if result.prefix_cache:  # that peak has no cached pages in it, the curve has
         label = "the same pages\nin all layers"
@@ -90,6 +92,11 @@ def _memory(panel: Axes, run: Run, steps: list[int], samples: "list[Sample]") ->
         everything = full * model.full_only_bytes_per_token
         _line(panel, steps, everything, WITHOUT_SWA, label, style="--")
     panel.set_ylabel("KV in use, GiB")
+
+
+def _area(colour: str, alpha: float, hatch: str) -> dict[str, Any]:
+    face = to_rgba(colour, alpha)
+    return {"facecolor": face, "edgecolor": to_rgba(BLACK, 0.35), "hatch": hatch, "linewidth": 0}
 
 
 def _line(
@@ -113,8 +120,3 @@ def _finish(axes: list[Axes], last_step: int) -> None:
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
         panel.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
-
-
-def _plain(name: str) -> str:
-    """A dollar sign would begin a formula."""
-    return (name if name.isprintable() else repr(name)).replace("$", r"\$")

@@ -1,0 +1,54 @@
+"""A saved allocator for whoever was not told what it was made of: to look at, to check, to draw."""
+
+from pathlib import Path
+
+from swa_jax.config import PoolConfig
+from swa_jax.describe import Plain, describe
+from swa_jax.prefix_cache import CacheConfig, PrefixCache
+from swa_jax.prefix_cache.tree import new_cache
+from swa_jax.saved_state.directory import read_arrays, read_made
+from swa_jax.saved_state.leaves import from_arrays
+from swa_jax.state import AllocatorState, init
+from swa_jax.unified import UnifiedLayout
+
+
+def open_state(path: str | Path) -> tuple[AllocatorState, PrefixCache | None]:
+    """What `save_state` or `save_world` saved last, without its KV.
+
+    Args:
+      path: a directory, as for `save_state`.
+
+    Returns:
+      The allocator as it was saved, and the prefix cache beside it; None where none was saved.
+
+    Raises:
+      FileNotFoundError: there is no finished save.
+      ImportError: Orbax is not installed (the extra `checkpoint`).
+      ValueError: what is there is damaged, or no saved state that this version knows.
+    """
+    made = read_made(path)
+    config, tree = _configs(path, made)
+    arrays = read_arrays(path, made)
+    state = from_arrays("state", init(config), arrays)
+    return state, None if tree is None else from_arrays("cache", new_cache(tree), arrays)
+
+
+def _configs(path: str | Path, made: Plain) -> tuple[PoolConfig, CacheConfig | None]:
+    """The configurations that a description is of, known by describing them again."""
+    try:
+        config = _pool_config(made["pool"])
+        tree = None if made["cache"] is None else CacheConfig(pool=config, **made["cache"])
+        known = describe(config) == made["pool"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is of no pool that this version knows: {error!r}") from error
+    if not known:
+        raise ValueError(f"{path} is of no pool that this version knows: {made['pool']}")
+    return config, tree
+
+
+def _pool_config(described: Plain) -> PoolConfig:
+    fields = {name: value for name, value in described.items() if name != "kind"}
+    layout = fields.pop("unified_layout")
+    if layout is not None:
+        layout = UnifiedLayout(**{name: n for name, n in layout.items() if name != "kind"})
+    return PoolConfig(**fields, unified_layout=layout)
