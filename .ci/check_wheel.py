@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 
 def main(wheel: str) -> None:
     """Exits with the names of the files that the wheel lacks."""
-    expected = {
+    expected = {"swa_jax_command.py"} | {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "swa_jax").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts

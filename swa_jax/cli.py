@@ -1,6 +1,6 @@
 """Entry point of the `swa-jax` command: runs it, and turns what went wrong into one line.
 
-Exit codes: 0 all went well, 1 the replay found leaks or faults, 2 bad input, 130 interrupted.
+`swa_jax.commands.exit_codes` says what it exits with.
 """
 
 import contextlib
@@ -8,9 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-BAD_INPUT = 2
-INTERRUPTED = 130  # as shells count it: 128 + SIGINT
-READER_GONE = 141  # 128 + SIGPIPE
+from swa_jax.commands.exit_codes import BAD_INPUT, INTERRUPTED, OK, READER_GONE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +39,7 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         import typer
 
-        from swa_jax.commands import app_command
+        from swa_jax.commands.app import app_command
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"typer", "rich", "click"}:
             raise
@@ -57,7 +55,7 @@ def _run(argv: Sequence[str] | None) -> int:
         if message is None:
             raise
         return _fail(message())
-    return code if isinstance(code, int) else 0
+    return code if isinstance(code, int) else OK
 
 
 def _fail(message: str) -> int:

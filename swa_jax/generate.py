@@ -1,6 +1,6 @@
 """Texts for prompts that are all known beforehand, in one run of the serving loop."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -20,7 +20,7 @@ from swa_jax.serving import (
     run_steps,
     submit,
 )
-from swa_jax.serving.queue import open_requests
+from swa_jax.serving.queue import RUNNING, WAITING, Queue
 from swa_jax.text import CompletionText
 
 _STEPS = 256  # between two looks whether anything is left to do
@@ -86,6 +86,7 @@ def generate(
     config: ServingConfig,
     prompts: Sequence[Sequence[int]],
     settings: GenerateSettings,
+    on_progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Generated:
     """Serves the prompts together.
 
@@ -94,7 +95,11 @@ def generate(
       config: of `config_for_requests`.
       prompts: token ids.
       settings: for all prompts.
+      on_progress: called with what is being done, texts that have ended, and how many there are;
+        None of a compilation.
     """
+    told = on_progress or (lambda *_: None)
+    told("compiling", 0, None)
     start = perf_counter()
     requests = make_requests(
         prompts,
@@ -108,7 +113,8 @@ def generate(
     world, _ = jax.jit(submit, static_argnums=0, donate_argnums=1)(config, world, requests)
     world = jax.block_until_ready(run_steps(model.decoder, model.params, config, world, 0))
     compiled = perf_counter()
-    while open_requests(world.queue):
+    while left := _left(world.queue):
+        told("generating texts", len(prompts) - left, len(prompts))
         world = run_steps(model.decoder, model.params, config, world, _STEPS)
     jax.block_until_ready(world)
     ended = perf_counter()
@@ -118,6 +124,11 @@ def generate(
         run_seconds=ended - compiled,
         stats=jax.device_get(world.stats),
     )
+
+
+def _left(queue: Queue) -> int:
+    """Prompts that wait or run."""
+    return int(jnp.sum((queue.status == WAITING) | (queue.status == RUNNING)))
 
 
 def _texts(

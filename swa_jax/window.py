@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from swa_jax.config import PoolConfig
+from swa_jax.config import MAX_SLOTS, PoolConfig
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.inputs import Ints, as_active, as_int32, check_rows
 from swa_jax.paging import floor_to_page, offset_of, pages_for
@@ -116,7 +116,7 @@ def free_out_of_window(
     size = state.config.page_size
     if stride not in (1, size):
         raise ValueError(f"stride must be 1 or the page size {size}, got {stride!r}")
-    most = max(1, table.shape[1] * stride // size)
+    most = min(max(1, table.shape[1] * stride // size), MAX_SLOTS // size)
     if max_pages is not None and max_pages < 1:
         raise ValueError(f"max_pages must be at least 1, got {max_pages!r}")
     pages = most if max_pages is None else min(int(max_pages), most)
@@ -139,15 +139,16 @@ def _free_out_of_window(
     short = active & (evicted_lens < 0)
     start = jnp.where(short, 0, evicted_lens)
     odd = active & (offset_of(start, size) != 0)
-    wide = active & (edge > jnp.int32(table.shape[1] * stride)) & (edge > start)
+    wide = active & (edge > jnp.int32(min(table.shape[1] * stride, MAX_SLOTS))) & (edge > start)
     takes_part = active & ~short & ~odd & ~wide
-    edge = jnp.minimum(edge, start + jnp.int32(max_pages * size))
-    new = jnp.where(takes_part, jnp.maximum(start, edge), evicted_lens)
+    # Tokens are counted from the start: near 2^31 a sum with it would pass int32.
+    ahead = jnp.minimum(jnp.maximum(edge, start) - start, jnp.int32(max_pages * size))
+    ahead = jnp.where(takes_part, ahead, 0)
+    new = jnp.where(takes_part, start + ahead, evicted_lens)
 
     step = jnp.arange(max_pages, dtype=jnp.int32) * jnp.int32(size)
+    dead = step[None, :] < ahead[:, None]
     tokens = start[:, None] + step[None, :]
-    passes = takes_part & (start < edge)
-    dead = passes[:, None] & (tokens < new[:, None])
     columns = jnp.where(dead, jax.lax.div(tokens, jnp.int32(stride)), table.shape[1])
     rows = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
     slots = table.at[rows, columns].get(mode="fill", fill_value=PAD_SLOT)

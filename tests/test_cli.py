@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 
 import swa_jax
 from swa_jax.check import InvariantError
+from swa_jax.choices import EVENT_SLICE_STEPS
 from swa_jax.cli import main
-from swa_jax.commands import app
+from swa_jax.commands.app import app, app_command
+from swa_jax.commands.exit_codes import exit_codes
 from swa_jax.models import MODELS
 from swa_jax.replay import driver
-from swa_jax.replay.session import EVENT_SLICE_STEPS
 from swa_jax.replay.trace import load_trace
 
 BUNDLED = "mooncake-conversation"
@@ -87,6 +88,27 @@ def test_help_tells_the_exit_codes(arguments):
     assert "Exit codes: 0 all went well" in result.stdout
 
 
+COMMANDS = app_command().commands
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_examples_exit_codes_and_json(name):
+    command = COMMANDS[name]
+    examples, codes = command.epilog.rsplit("\n\n", 1)
+    assert examples.startswith("Examples:\n\n")
+    assert f"swa-jax {name}" in examples
+    assert codes.startswith("Exit codes: 0 all went well, ")
+    assert codes.endswith(exit_codes(None).partition("well, ")[2])
+    for each in getattr(command, "commands", {name: command}).values():
+        options = {option for parameter in each.params for option in parameter.opts}
+        assert ("--json" in options) == (name != "serve-http")  # whose output is its answers
+
+
+def test_the_commands_are_those_of_the_readme():
+    wanted = {"replay", "plan", "bench", "check", "generate", "serve-http", "viz", "doctor"}
+    assert set(COMMANDS) == wanted | {"models"}
+
+
 def test_help_of_replay_has_examples_that_parse(calls, capsys):
     help_text = CliRunner().invoke(app, ["replay", "--help"], env={"COLUMNS": "200"}).stdout
     lines = [line.strip() for line in help_text.splitlines()]
@@ -107,6 +129,19 @@ def test_models(capsys):
         assert f" {model.name} " in shown
     assert main(["models", "llama-4-scout"]) == 0
     assert "chunks of 8,192 tokens" in capsys.readouterr().out
+
+
+def test_models_as_json(capsys):
+    assert main(["models", "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    figures = json.loads(captured.out)["models"]
+    assert [model["name"] for model in figures] == list(MODELS)
+    assert "Known models" in captured.err
+    assert main(["models", "gpt-oss-20b", "--json", "one.json"]) == 0
+    (one,) = json.loads(Path("one.json").read_text())["models"]
+    assert one == figures[list(MODELS).index("gpt-oss-20b")]
+    assert (one["full_bytes_per_token"], one["past_window"]) == (24576, 127)
+    capsys.readouterr()
 
 
 def test_options_reach_the_driver(calls, capsys):
@@ -166,6 +201,22 @@ def test_json_and_plot_files(capsys):
     assert files() == ["a.json", "a.png"]
     assert json.loads(Path("a.json").read_text())["trace"] == BUNDLED
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tables_are_as_wide_as_they_are_where_no_terminal_is(monkeypatch, capsys):
+    from rich.table import Table
+
+    from swa_jax.commands.output import show
+
+    monkeypatch.setenv("COLUMNS", "40")
+    table = Table()
+    for column in range(9):
+        table.add_column(f"column {column}", justify="right")
+    table.add_row(*["123,456,789"] * 9)
+    show(table)
+    shown = capsys.readouterr().out
+    assert shown.count("123,456,789") == 9
+    assert "\u2026" not in shown
 
 
 class Terminal(io.StringIO):
@@ -330,7 +381,7 @@ def test_nobody_reads_the_output():
 @pytest.mark.parametrize("module", ["typer", "rich"])
 def test_without_the_extra(module, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, module, None)
-    for user in ("swa_jax.commands", "swa_jax.command_output"):
+    for user in ("swa_jax.commands.app", "swa_jax.commands.output"):
         monkeypatch.delitem(sys.modules, user)
     if module == "rich":
         monkeypatch.setitem(sys.modules, "rich.console", None)

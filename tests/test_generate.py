@@ -12,7 +12,8 @@ from served_models import DenseGreedy
 from tiny_checkpoint import save_tiny
 
 from swa_jax import cli, generate
-from swa_jax.generated_report import as_text
+from swa_jax.commands import generate_run
+from swa_jax.commands.generated_report import as_text
 from swa_jax.loaded_model import load_model
 from swa_jax.serving import Stats
 
@@ -57,7 +58,7 @@ def as_json(capsys, arguments):
 
 
 def test_texts_are_the_models_own(folder, expected, capsys):
-    assert cli.main(command(folder)) == 0
+    assert cli.main(command(folder, "--no-progress")) == 0
     captured = capsys.readouterr()
     for place, (tokens, text) in enumerate(expected, 1):
         assert f"--- {place} ({len(tokens)} tokens, " in captured.out
@@ -127,7 +128,7 @@ def test_the_prompt_from_stdin(folder, capsys, monkeypatch):
         seen.extend(prompts)
         raise ValueError("enough")
 
-    monkeypatch.setattr(generate, "encode_prompts", encode_prompts)
+    monkeypatch.setattr(generate_run, "encode_prompts", encode_prompts)
     monkeypatch.setattr(sys, "stdin", io.StringIO("two\nlines\n\n"))
     assert refused(capsys, *command(folder, prompts=[])) == "swa-jax: enough\n"
     assert seen == ["two\nlines\n"]

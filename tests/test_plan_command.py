@@ -9,11 +9,11 @@ import pytest
 from replays import made_up_trace
 from typer.testing import CliRunner
 
-from swa_jax import plan_command
 from swa_jax.cli import main
-from swa_jax.commands import app
+from swa_jax.commands import plan_run
+from swa_jax.commands.app import app
+from swa_jax.commands.plan_report import PlanRun, as_dict, notes, sections, splits_table, verdict
 from swa_jax.models import get_model
-from swa_jax.plan_report import PlanRun, as_dict, notes, sections, splits_table, verdict
 from swa_jax.planner import Figures
 from swa_jax.planner.limits import PLENTY
 from swa_jax.planner.planning import Plan, chip_part
@@ -66,8 +66,8 @@ def calls(monkeypatch, tmp_path):
         seen.append((trace, model, settings))
         return made_up_plan(settings, trace, model.name)
 
-    monkeypatch.setattr(plan_command, "plan_split", plan_split)
-    monkeypatch.setattr(plan_command, "compare_with_replay", lambda *_: {"steps": (4, 4)})
+    monkeypatch.setattr(plan_run, "plan_split", plan_split)
+    monkeypatch.setattr(plan_run, "compare_with_replay", lambda *_: {"steps": (4, 4)})
     return seen
 
 
@@ -125,10 +125,19 @@ def test_json_goes_to_a_file_or_to_stdout(calls, capsys):
     assert figures["rejected_reasons"] == {"longer than any full pool": 1}
 
 
+def test_the_trace_is_an_argument_or_an_option(calls, capsys):
+    assert main(["plan", "azure.csv", "-q"]) == 0
+    assert main(["plan", "--trace", "azure.csv", "-q"]) == 0
+    assert main(["plan", "--limit", "2", "-q"]) == 0
+    assert [trace.name for trace, _, _ in calls] == ["azure"] * 2 + ["mooncake-conversation"]
+    said = refused(capsys, "plan", "azure.csv", "--trace", "trace.jsonl")
+    assert said == "swa-jax: give one trace, not both azure.csv and --trace trace.jsonl\n"
+
+
 def test_a_difference_from_the_replay_is_a_failure(calls, capsys, monkeypatch):
     assert main(["plan", "--trace", "azure.csv", "--confirm"]) == 0
     assert "the replay comes to the same figures" in capsys.readouterr().out.replace("\n", " ")
-    monkeypatch.setattr(plan_command, "compare_with_replay", lambda *_: {"steps": (4, 5)})
+    monkeypatch.setattr(plan_run, "compare_with_replay", lambda *_: {"steps": (4, 5)})
     assert main(["plan", "--trace", "azure.csv", "--confirm", "--quiet"]) == 1
     said = capsys.readouterr().err
     assert said == "swa-jax: FAILED: simulation and replay differ in steps: 4 and 5\n"
@@ -206,6 +215,22 @@ def test_the_table_shows_the_best_and_that_of_plan_pools():
     assert 9 <= table.row_count <= 11
     marks = [cell for cell in table.columns[-1].cells if cell]
     assert marks == ["best", "by plan_pools"]
+
+
+def test_a_split_that_was_given_up_shows_no_result():
+    table = splits_table(PlanRun(made_up_plan(settings_of()), 1.0))
+    columns = {str(column.header): list(column.cells) for column in table.columns}
+    assert columns["steps"][:2] == ["over 50", "49"]
+    assert columns["retracted"][:2] == ["", "2"]
+    assert columns["at once"][0] == ""
+    assert columns[""][0] == "given up"
+
+
+def test_amounts_of_a_plan_have_one_unit():
+    rows = dict(dict(sections(PlanRun(made_up_plan(settings_of()), 1.0)))["one chip"])
+    assert rows["memory for KV"] == "1 GiB"
+    assert rows["full pool"].endswith(", 0.29 GiB")
+    assert rows["SWA pool"].endswith("0.04 GiB")
 
 
 def test_plans_are_values():

@@ -51,16 +51,24 @@ def _checked(amount: int, shown: str) -> int:
     return amount
 
 
-def format_bytes(amount: int) -> str:
+def format_bytes(amount: int, like: int | None = None) -> str:
     """`amount` in the largest power of 1024 that it reaches, with up to two decimals.
+
+    Args:
+      amount: bytes.
+      like: bytes whose unit is taken instead, so that amounts can be compared by eye; not where
+        nothing would be left of `amount`.
 
     Example:
       >>> format_bytes(42949672960), format_bytes(1500), format_bytes(12)
       ('40 GiB', '1.46 KiB', '12 B')
+      >>> format_bytes(629145600, like=42949672960)
+      '0.59 GiB'
     """
     if isinstance(amount, bool) or not isinstance(amount, int) or amount < 0:
         raise ValueError(f"a number of bytes must be a non-negative integer, got {amount!r}")
+    measure = amount if like is None else like
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if amount >= factor:
+        if measure >= factor and 100 * amount >= factor:
             return f"{float(Fraction(amount, factor)):.2f}".rstrip("0").rstrip(".") + f" {unit}"
     return f"{amount} B"

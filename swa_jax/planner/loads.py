@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-MODES = ("round-robin", "least-loaded")
+from swa_jax.choices import DEALS
 
 
 @functools.partial(
@@ -45,11 +45,11 @@ def deal(
     Returns:
       `Load` with leaves [B, ...], and int32[M] the rank of each request.
     """
-    if mode not in MODES:
-        raise ValueError(f"requests are dealt by one of {', '.join(MODES)}, got {mode!r}")
+    if mode not in DEALS:
+        raise ValueError(f"requests are dealt by one of {', '.join(DEALS)}, got {mode!r}")
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, got {ranks}")
-    rank = _round_robin(len(prompts), ranks) if mode == MODES[0] else _least_loaded(finals, ranks)
+    rank = _round_robin(len(prompts), ranks) if mode == DEALS[0] else _least_loaded(finals, ranks)
     counts = np.bincount(rank, minlength=ranks)
     width = max(int(counts.max(initial=0)), 1)
     order = np.argsort(rank, kind="stable")

@@ -12,11 +12,13 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from swa_jax.models.decoder.config import DecoderConfig
+from swa_jax.models.decoder.json_file import MAX_CONFIG_BYTES, read_object
 from swa_jax.models.decoder.mxfp4 import BLOCK, dequantise
 from swa_jax.models.decoder.params import Params, Shape, layer_shapes, model_shapes
-from swa_jax.models.decoder.published_config import config_from_hf, config_to_hf, token_ids
+from swa_jax.models.decoder.published_config import config_from_hf, config_to_hf
 from swa_jax.models.decoder.published_names import TIED_UNEMBED, Published, published_arrays
-from swa_jax.models.decoder.tensor_files import TensorFiles, open_files, write_file
+from swa_jax.models.decoder.published_values import token_ids
+from swa_jax.models.decoder.tensor_files import PACKED, TensorFiles, open_files, write_file
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 _MOST_NAMED = 5  # tensors of one sort named in a message
@@ -40,8 +42,9 @@ def load_checkpoint(
     Raises:
       FileNotFoundError: no config.json, or no tensors.
       ImportError: `safetensors` is not installed.
-      ValueError: a model that the decoder does not run; tensors that are missing, surplus or of
-        another shape, each named with the shape expected and the shape found.
+      ValueError: a model that the decoder does not run; files that are not what they should be,
+        or longer; tensors that are missing, surplus or of another shape or kind, each named with
+        what was expected and what was found.
     """
     folder = Path(path)
     config = _read_config(folder)
@@ -52,24 +55,12 @@ def load_checkpoint(
 
 
 def _read_config(folder: Path) -> DecoderConfig:
-    config = config_from_hf(_read_json(folder / _CONFIG))
+    config = config_from_hf(read_object(folder / _CONFIG, MAX_CONFIG_BYTES))
     if (folder / _GENERATION).exists():
-        ids = _read_json(folder / _GENERATION).get("eos_token_id")
+        ids = read_object(folder / _GENERATION, MAX_CONFIG_BYTES).get("eos_token_id")
         if ids is not None:
             return replace(config, eos_token_ids=token_ids(ids))
     return config
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise FileNotFoundError(f"a checkpoint needs {path.name}; there is none in {path.parent}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    return content
 
 
 def _check_tensors(config: DecoderConfig, arrays: list[Published], files: TensorFiles) -> None:
@@ -135,8 +126,8 @@ def _collect(
 
 def _read_array(array: Published, files: TensorFiles) -> np.ndarray:
     if _is_quantised(array, files):
-        blocks, scales = files.read(f"{array.name}_blocks"), files.read(f"{array.name}_scales")
-        return dequantise(blocks, scales)
+        blocks = files.read(f"{array.name}_blocks", PACKED)
+        return dequantise(blocks, files.read(f"{array.name}_scales", PACKED))
     values = files.read(array.name)
     return values.T if array.turned else values
 

@@ -4,6 +4,7 @@ import dataclasses
 
 from swa_jax.models.decoder.rope import Rope
 from swa_jax.models.model_config import FULL, SWA
+from swa_jax.replay.trace_lines import show
 
 GEMMA_3, GPT_OSS = "gemma3", "gpt_oss"
 FAMILIES = (GEMMA_3, GPT_OSS)
@@ -167,4 +168,4 @@ class DecoderConfig:
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise ValueError(f"{name} must be one of {known}, got {value!r}")
+        raise ValueError(f"{name} must be one of {known}, got {show(value)}")

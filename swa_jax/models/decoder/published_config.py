@@ -6,13 +6,22 @@ that transformers 5 writes.
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from swa_jax.models.decoder.config import GEMMA_3, GPT_OSS, DecoderConfig
 from swa_jax.models.decoder.published_rope import read_rope, write_rope
+from swa_jax.models.decoder.published_values import (
+    Json,
+    boolean,
+    number,
+    part,
+    positive,
+    token_ids,
+)
 from swa_jax.models.model_config import FULL, SWA
+from swa_jax.replay.trace_lines import show
 
-Json: TypeAlias = Mapping[str, Any]
+MAX_LAYERS = 4096  # of a model: what is not there is named layer by layer
 
 _KINDS = {"full_attention": FULL, "sliding_attention": SWA}
 _KIND_NAMES = {kind: name for name, kind in _KINDS.items()}
@@ -96,7 +105,7 @@ def config_from_hf(published: Json) -> DecoderConfig:
     if kind == "gemma3":
         text = published.get("text_config")
         if not isinstance(text, Mapping):
-            raise ValueError(f"text_config must be an object, got {text!r}")
+            raise ValueError(f"text_config must be an object, got {show(text)}")
         # The whole model's settings come first where both have one.
         shared = ("tie_word_embeddings", "eos_token_id", "quantization_config")
         given = {key: published[key] for key in shared if published.get(key) is not None}
@@ -106,13 +115,15 @@ def config_from_hf(published: Json) -> DecoderConfig:
 
 def _model_type(published: Json) -> str:
     names, kind = published.get("architectures") or [], published.get("model_type")
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"architectures must be a list of names, got {show(names)}")
     known = [_ARCHITECTURES[name] for name in names if name in _ARCHITECTURES]
     if known:
         return known[0]
     if names or not isinstance(kind, str) or kind not in _ARCHITECTURES.values():
         raise ValueError(
-            f"the decoder runs {', '.join(_ARCHITECTURES)}; got architectures {names!r} and "
-            f"model_type {kind!r}"
+            f"the decoder runs {', '.join(_ARCHITECTURES)}; got architectures {show(names)} and "
+            f"model_type {show(kind)}"
         )
     return kind
 
@@ -121,18 +132,18 @@ def _gemma_3(published: Json) -> DecoderConfig:
     values = _with_defaults(_GEMMA_3_DEFAULTS, published)
     for key in ("use_bidirectional_attention", "quantization_config"):
         if values.get(key):
-            raise ValueError(f"{key} is not supported for Gemma 3, got {values[key]!r}")
-    given = values.get("rope_parameters") or {}
-    full = given.get("full_attention") or values.get("rope_scaling") or {}
-    local = given.get("sliding_attention") or {}
-    context = _positive(values, "max_position_embeddings")
-    hidden = _positive(values, "hidden_size")
+            raise ValueError(f"{key} is not supported for Gemma 3, got {show(values[key])}")
+    given = part(values, "rope_parameters")
+    full = part(given, "full_attention") or part(values, "rope_scaling")
+    local = part(given, "sliding_attention")
+    context = positive(values, "max_position_embeddings")
+    hidden = positive(values, "hidden_size")
     return DecoderConfig(
         family=GEMMA_3,
         **_sizes(values),
         full_rope=read_rope({"rope_theta": values["rope_theta"], **full}, context),
         swa_rope=read_rope({"rope_theta": values["rope_local_base_freq"], **local}, context),
-        attention_scale=_positive(values, "query_pre_attn_scalar") ** -0.5,
+        attention_scale=positive(values, "query_pre_attn_scalar") ** -0.5,
         attn_softcap=_softcap(values, "attn_logit_softcapping"),
         final_softcap=_softcap(values, "final_logit_softcapping"),
         qk_norm=True,
@@ -144,25 +155,25 @@ def _gemma_3(published: Json) -> DecoderConfig:
 def _gpt_oss(published: Json) -> DecoderConfig:
     values = _with_defaults(_GPT_OSS_DEFAULTS, published)
     if values["hidden_act"] != "silu":
-        raise ValueError(f"hidden_act must be 'silu' for gpt-oss, got {values['hidden_act']!r}")
-    method = (values.get("quantization_config") or {}).get("quant_method", "mxfp4")
+        raise ValueError(f"hidden_act must be 'silu' for gpt-oss, got {show(values['hidden_act'])}")
+    method = part(values, "quantization_config").get("quant_method", "mxfp4")
     if method != "mxfp4":
-        raise ValueError(f"quant_method must be 'mxfp4' for gpt-oss, got {method!r}")
-    given = values.get("rope_scaling") or values.get("rope_parameters") or _GPT_OSS_ROPE
-    context = _positive(values, "max_position_embeddings")
+        raise ValueError(f"quant_method must be 'mxfp4' for gpt-oss, got {show(method)}")
+    given = part(values, "rope_scaling") or part(values, "rope_parameters") or _GPT_OSS_ROPE
+    context = positive(values, "max_position_embeddings")
     rope = read_rope({"rope_theta": values["rope_theta"], **given}, context)
     return DecoderConfig(
         family=GPT_OSS,
         **_sizes(values),
         full_rope=rope,
         swa_rope=rope,
-        attention_scale=_positive(values, "head_dim") ** -0.5,
+        attention_scale=positive(values, "head_dim") ** -0.5,
         sinks=True,
         activation="silu",
-        num_experts=_positive(values, "num_local_experts"),
-        experts_per_token=_positive(values, "num_experts_per_tok"),
-        swiglu_limit=_number(values, "swiglu_limit"),
-        swiglu_alpha=_number(values, "swiglu_alpha"),
+        num_experts=positive(values, "num_local_experts"),
+        experts_per_token=positive(values, "num_experts_per_tok"),
+        swiglu_limit=number(values, "swiglu_limit"),
+        swiglu_alpha=number(values, "swiglu_alpha"),
     )
 
 
@@ -178,68 +189,45 @@ def _with_defaults(defaults: Json, published: Json) -> dict[str, Any]:
 def _sizes(values: Json) -> dict[str, Any]:
     """The fields that both families have under the same keys."""
     return {
-        "vocab_size": _positive(values, "vocab_size"),
-        "hidden_size": _positive(values, "hidden_size"),
-        "num_heads": _positive(values, "num_attention_heads"),
-        "kv_heads": _positive(values, "num_key_value_heads"),
-        "head_dim": _positive(values, "head_dim"),
-        "intermediate_size": _positive(values, "intermediate_size"),
+        "vocab_size": positive(values, "vocab_size"),
+        "hidden_size": positive(values, "hidden_size"),
+        "num_heads": positive(values, "num_attention_heads"),
+        "kv_heads": positive(values, "num_key_value_heads"),
+        "head_dim": positive(values, "head_dim"),
+        "intermediate_size": positive(values, "intermediate_size"),
         "layer_kinds": _layer_kinds(values),
-        "sliding_window": _positive(values, "sliding_window"),
-        "max_context": _positive(values, "max_position_embeddings"),
-        "norm_eps": _number(values, "rms_norm_eps"),
-        "attention_bias": bool(values["attention_bias"]),
-        "tie_embeddings": bool(values["tie_word_embeddings"]),
+        "sliding_window": positive(values, "sliding_window"),
+        "max_context": positive(values, "max_position_embeddings"),
+        "norm_eps": number(values, "rms_norm_eps"),
+        "attention_bias": boolean(values, "attention_bias"),
+        "tie_embeddings": boolean(values, "tie_word_embeddings"),
         "eos_token_ids": token_ids(values.get("eos_token_id")),
     }
 
 
 def _layer_kinds(values: Json) -> str:
-    count = _positive(values, "num_hidden_layers")
+    count = positive(values, "num_hidden_layers")
+    if count > MAX_LAYERS:
+        raise ValueError(f"num_hidden_layers must be at most {MAX_LAYERS}, got {count}")
     names = values.get("layer_types")
     if names is None:
-        period = _positive(values, "sliding_window_pattern")
+        period = positive(values, "sliding_window_pattern")
         return "".join(SWA if (place + 1) % period else FULL for place in range(count))
     if not isinstance(names, list | tuple):
-        raise ValueError(f"layer_types must be a list, got {names!r}")
-    unknown = sorted({repr(name) for name in names if name not in _KINDS})
-    if unknown or len(names) != count:
+        raise ValueError(f"layer_types must be a list, got {show(names)}")
+    known = [name for name in names if isinstance(name, str) and name in _KINDS]
+    if len(known) != len(names) or len(names) != count:
+        unknown = next((name for name in names if name not in list(_KINDS)), None)
+        more = "" if len(known) == len(names) else f" with {show(unknown)}"
         raise ValueError(
             f"layer_types must name {count} layers (num_hidden_layers), each one of "
-            f"{list(_KINDS)}, got {len(names)}{' with ' + ', '.join(unknown) if unknown else ''}"
+            f"{list(_KINDS)}, got {len(names)}{more}"
         )
     return "".join(_KINDS[name] for name in names)
 
 
-def token_ids(value: object) -> tuple[int, ...]:
-    """The ids of a key that holds null, an id or a list of ids.
-
-    Raises:
-      ValueError: something else.
-    """
-    listed = [] if value is None else value if isinstance(value, list | tuple) else [value]
-    ids = [token for token in listed if isinstance(token, int) and not isinstance(token, bool)]
-    if len(ids) != len(listed):
-        raise ValueError(f"eos_token_id must be an id or a list of ids, got {value!r}")
-    return tuple(ids)
-
-
-def _positive(values: Json, key: str) -> int:
-    value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{key} must be a positive integer, got {value!r}")
-    return value
-
-
-def _number(values: Json, key: str) -> float:
-    value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"{key} must be a positive number, got {value!r}")
-    return float(value)
-
-
 def _softcap(values: Json, key: str) -> float | None:
-    return None if values.get(key) is None else _number(values, key)
+    return None if values.get(key) is None else number(values, key)
 
 
 def config_to_hf(config: DecoderConfig) -> dict[str, Any]:

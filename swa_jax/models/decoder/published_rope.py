@@ -1,16 +1,18 @@
 """Rope settings as config.json has them."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
+from swa_jax.models.decoder.published_values import Json, boolean, number, positive
 from swa_jax.models.decoder.rope import Rope
+from swa_jax.replay.trace_lines import show
 
 _TYPES = {"default": "none", "linear": "linear", "yarn": "yarn"}
 _TYPE_NAMES = {scaling: name for name, scaling in _TYPES.items()}
+_HERE = " in rope settings"
 
 
-def read_rope(published: Mapping[str, Any], max_context: int) -> Rope:
+def read_rope(published: Json, max_context: int) -> Rope:
     """Reads one set of rope settings.
 
     Args:
@@ -21,47 +23,45 @@ def read_rope(published: Mapping[str, Any], max_context: int) -> Rope:
       ValueError: a type other than default, linear and yarn, or a setting that is not supported.
     """
     name = published.get("rope_type", published.get("type", "default"))
-    if name not in _TYPES:
-        raise ValueError(f"rope_type must be one of {list(_TYPES)}, got {name!r}")
+    if not isinstance(name, str) or name not in _TYPES:
+        raise ValueError(f"rope_type must be one of {list(_TYPES)}, got {show(name)}")
     if published.get("partial_rotary_factor") not in (None, 1, 1.0):
         factor = published["partial_rotary_factor"]
-        raise ValueError(f"partial_rotary_factor is not supported, got {factor!r}")
-    theta, scaling = _number(published, "rope_theta"), _TYPES[name]
+        raise ValueError(f"partial_rotary_factor is not supported, got {show(factor)}")
+    theta, scaling = number(published, "rope_theta", _HERE), _TYPES[name]
     if scaling == "none":
         return Rope(theta)
     if scaling == "linear":
-        return Rope(theta, scaling, _number(published, "factor"))
+        return Rope(theta, scaling, number(published, "factor", _HERE))
     return _read_yarn(published, theta, max_context)
 
 
-def _read_yarn(published: Mapping[str, Any], theta: float, max_context: int) -> Rope:
+def _read_yarn(published: Json, theta: float, max_context: int) -> Rope:
     for key in ("mscale", "mscale_all_dim"):
         if published.get(key) is not None:
-            raise ValueError(f"{key} is not supported in rope settings, got {published[key]!r}")
-    original = published.get("original_max_position_embeddings") or max_context
-    factor = _number({"factor": max_context / original, **_given(published)}, "factor")
-    usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+            raise ValueError(f"{key} is not supported in rope settings, got {show(published[key])}")
+    if theta <= 1:
+        raise ValueError(f"rope_theta must be above 1 for yarn, got {theta!r}")
+    usual = {"original_max_position_embeddings": max_context, "beta_fast": 32, "beta_slow": 1}
+    values = usual | {"truncate": True} | _given(published)
+    original = positive(values, "original_max_position_embeddings", _HERE)
+    factor = number({"factor": max_context / original} | values, "factor", _HERE)
+    grows = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
     return Rope(
         theta,
         "yarn",
         factor,
         original_context=original,
-        beta_fast=float(published.get("beta_fast") or 32),
-        beta_slow=float(published.get("beta_slow") or 1),
-        truncate=bool(published.get("truncate", True)),
-        amplitude=_number({"attention_factor": usual, **_given(published)}, "attention_factor"),
+        beta_fast=number(values, "beta_fast", _HERE),
+        beta_slow=number(values, "beta_slow", _HERE),
+        truncate=boolean(values, "truncate", _HERE),
+        amplitude=number({"attention_factor": grows} | values, "attention_factor", _HERE),
     )
 
 
-def _given(published: Mapping[str, Any]) -> dict[str, Any]:
+def _given(published: Json) -> dict[str, Any]:
+    """What is said; a null is the absence of a setting."""
     return {key: value for key, value in published.items() if value is not None}
-
-
-def _number(published: Mapping[str, Any], key: str) -> float:
-    value = published.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"{key} must be a positive number in rope settings, got {value!r}")
-    return float(value)
 
 
 def write_rope(rope: Rope) -> dict[str, Any]:

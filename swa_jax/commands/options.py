@@ -1,15 +1,13 @@
-"""Types of the options of `swa-jax`: their help texts and bounds. Needs typer."""
+"""Types of the options of `swa-jax`: their help texts, bounds and completions. Needs typer."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import typer
 
-from swa_jax.prefix_cache import POLICIES
-from swa_jax.replay.pool_options import DEFAULT_HBM
-from swa_jax.replay.ranks import PLACEMENTS
-from swa_jax.replay.session import EVENT_SLICE_STEPS
-from swa_jax.replay.trace import MAX_REQUESTS
+from swa_jax.choices import DEFAULT_HBM, EVENT_SLICE_STEPS, MAX_REQUESTS, PLACEMENTS, POLICIES
+from swa_jax.replay.bundled import BUNDLED
 from swa_jax.replay.trace_lines import show
 
 
@@ -29,7 +27,7 @@ def whole_number(most: int | None = None) -> Callable[[str | int], int]:
     return parse
 
 
-def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
+def one_of(names: tuple[str, ...]) -> Callable[[str], str]:
     """Parses one of these, in the words of the other errors."""
 
     def parse(value: str) -> str:
@@ -38,6 +36,29 @@ def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
         return value
 
     return parse
+
+
+def names_in(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completes a word to those of the names that begin with it."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+def model_names(incomplete: str) -> list[str]:
+    """Completes the name of a model."""
+    from swa_jax.models.configs import MODELS
+
+    return names_in(MODELS)(incomplete)
+
+
+def number_above_zero(value: str | float) -> float:
+    """Parses a finite number above 0."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not (number > 0 and math.isfinite(number)):
+        raise typer.BadParameter(f"must be a number above 0, got {show(str(value))}")
+    return number
 
 
 def _gib(value: str | float) -> float:
@@ -59,11 +80,18 @@ TraceFile = Annotated[
         metavar="TRACE",
         help="A trace file (Mooncake JSON lines or Azure CSV, told by content), or the bundled "
         "mooncake-conversation.",
+        autocompletion=names_in(BUNDLED),
         show_default=False,
     ),
 ]
 ModelName = Annotated[
-    str, typer.Option("--model", metavar="NAME", help="A model that `swa-jax models` lists.")
+    str,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        autocompletion=model_names,
+        help="A model that `swa-jax models` lists.",
+    ),
 ]
 Hbm = Annotated[
     str | None,
@@ -136,7 +164,8 @@ Policy = Annotated[
     typer.Option(
         "--policy",
         metavar="|".join(POLICIES),
-        parser=_one_of(POLICIES),
+        parser=one_of(POLICIES),
+        autocompletion=names_in(POLICIES),
         help="Which cached pages leave first: the least recently used (lru), the least often "
         "matched (lfu), the oldest (fifo), those of the lowest priority (as a trace gives none, "
         "lru), or those that save the least compute for their bytes, with recency (cost).",
@@ -167,7 +196,8 @@ Placement = Annotated[
     typer.Option(
         "--placement",
         metavar="|".join(PLACEMENTS),
-        parser=_one_of(PLACEMENTS),
+        parser=one_of(PLACEMENTS),
+        autocompletion=names_in(PLACEMENTS),
         help="With --dp: a request goes to the rank that has the longest prefix of it, unless that "
         "one is too busy (prefix, the default), or to each in turn (round-robin).",
     ),
@@ -205,7 +235,11 @@ PlotFile = Annotated[
     ),
 ]
 NoProgress = Annotated[
-    bool, typer.Option("--no-progress", help="No progress bar; there is none without a terminal.")
+    bool,
+    typer.Option(
+        "--no-progress",
+        help="No progress bar; without a terminal, no line on stderr every 10 seconds.",
+    ),
 ]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print nothing unless something is wrong.")

@@ -1,24 +1,22 @@
 """`swa-jax generate` and `swa-jax serve-http`. What they need is imported when they are called."""
 
-import importlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from swa_jax import command_options as options
-from swa_jax import serving_options as serving
-from swa_jax.command_output import InputError, bad_input, emit
+from swa_jax.commands import options
+from swa_jax.commands import serving_options as serving
+from swa_jax.commands.exit_codes import exit_codes
+from swa_jax.commands.output import InputError, JsonOutput, bad_input, emit, need
 from swa_jax.replay.interruptible import interruptible
-from swa_jax.replay.outfile import OutFile
 
 if TYPE_CHECKING:
     from swa_jax.loaded_model import LoadedModel
     from swa_jax.serving_pools import ServingOptions
 
-_STDOUT = "-"
-_EXIT_CODES = "Exit codes: 0 all went well, 2 bad input, 130 interrupted."
+_EXIT_CODES = exit_codes(None)
 _GENERATE_EXAMPLES = """Examples:
 
 swa-jax generate --checkpoint gemma-3-1b-it --prompt "The capital of France is"
@@ -59,16 +57,15 @@ def generate(
     no_prefix_cache: serving.NoPrefixCache = False,
     draft: serving.Draft = None,
     json_file: serving.JsonFile = None,
+    no_progress: options.NoProgress = False,
     quiet: serving.Quiet = False,
 ) -> None:
     """Continue prompts with a model from a checkpoint directory."""
-    _need("generate", "tokenizers", "safetensors")
-    from swa_jax.generate import GenerateSettings, encode_prompts
-    from swa_jax.generate import generate as generate_texts
-    from swa_jax.generated_report import as_json, as_text, summary
-    from swa_jax.serving_pools import ServingOptions, config_for_requests, memory_for
+    need("generate", "tokenizers", "safetensors", extra="serve")
+    from swa_jax.commands import generate_run
+    from swa_jax.serving_pools import ServingOptions
 
-    wanted = GenerateSettings(max_new_tokens, temperature, top_k, top_p, seed)
+    wanted = generate_run.GenerateSettings(max_new_tokens, temperature, top_k, top_p, seed)
     sizes = ServingOptions(
         hbm,
         full_tokens,
@@ -80,20 +77,16 @@ def generate(
         draft,
     )
     with bad_input():
-        to_file = None if json_file in (None, _STDOUT) else OutFile("--json", json_file)
+        out = JsonOutput(json_file)
         texts = _given(prompts)
-        model = _load(checkpoint, dtype, None)
-        encoded = encode_prompts(model, texts)
-        lengths = [len(prompt) + max_new_tokens for prompt in encoded]
-        config = config_for_requests(model.kv_config, sizes, lengths)
-        with memory_for(config.pool):
-            outcome = interruptible(lambda: generate_texts(model, config, encoded, wanted))
-        report = as_json(model.name, texts, outcome)
-        emit(report if json_file == _STDOUT else as_text(outcome))
+        asked = generate_run.Asked(checkpoint, dtype, texts, sizes, wanted)
+        progress = not (quiet or no_progress)
+        outcome, report = generate_run.run(asked, progress=progress)
+        if not out.to_stdout:
+            emit(generate_run.as_text(outcome))
         if not quiet:
-            emit(summary(outcome), sys.stderr)
-        if to_file is not None:
-            to_file.write(report.encode())
+            emit(generate_run.summary(outcome), sys.stderr)
+        out.write(report)
 
 
 def serve_http(
@@ -117,7 +110,7 @@ def serve_http(
     cache_dir: serving.CacheDir = None,
 ) -> None:
     """Serve a checkpoint to OpenAI's clients: /v1/completions, /v1/models, /metrics, /health."""
-    _need("serve-http", "starlette", "uvicorn", "tokenizers", "safetensors")
+    need("serve-http", "starlette", "uvicorn", "tokenizers", "safetensors", extra="serve")
     from swa_jax.serving_pools import ServingOptions
 
     sizes = ServingOptions(
@@ -131,7 +124,7 @@ def serve_http(
         draft,
     )
     if cache_dir is not None:
-        _need("serve-http --cache-dir", "orbax.checkpoint", extra="checkpoint")
+        need("serve-http --cache-dir", "orbax.checkpoint", extra="checkpoint")
     with bad_input():
         if cache_dir is not None and no_prefix_cache:
             raise ValueError("--cache-dir keeps the prefix cache, and --no-prefix-cache has none")
@@ -188,16 +181,6 @@ def _serve(
             sys.stderr,
         )
         serve_until_stopped(server, engine, listener)
-
-
-def _need(command: str, *packages: str, extra: str = "serve") -> None:
-    for package in packages:
-        try:
-            importlib.import_module(package)
-        except ModuleNotFoundError as error:
-            raise InputError(
-                f'{command} needs {error.name}: pip install "swa-jax[{extra}]"'
-            ) from None
 
 
 def _load(checkpoint: str, dtype: str, name: str | None) -> "LoadedModel":

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from swa_jax.command_options import whole_number
+from swa_jax.commands.options import names_in, one_of, whole_number
 from swa_jax.replay.trace_lines import show
 
 DTYPES = ("float32", "bfloat16")
@@ -45,15 +45,6 @@ def _number(least: float, most: float) -> Callable[[str | float], float]:
     return parse
 
 
-def _one_of(known: tuple[str, ...]) -> Callable[[str], str]:
-    def parse(value: str) -> str:
-        if value not in known:
-            raise typer.BadParameter(f"must be one of {', '.join(known)}, got {show(value)}")
-        return value
-
-    return parse
-
-
 _POSITIVE = whole_number()
 
 Checkpoint = Annotated[
@@ -70,7 +61,8 @@ Dtype = Annotated[
     typer.Option(
         "--dtype",
         metavar="|".join(DTYPES),
-        parser=_one_of(DTYPES),
+        parser=one_of(DTYPES),
+        autocompletion=names_in(DTYPES),
         help="Of parameters and KV.",
     ),
 ]
@@ -134,7 +126,8 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         metavar="|".join(DRAFTS),
-        parser=_one_of(DRAFTS),
+        parser=one_of(DRAFTS),
+        autocompletion=names_in(DRAFTS),
         help="Speculate on tokens: out of the text itself (ngram). Changes no output.",
     ),
 ]

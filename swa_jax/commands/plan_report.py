@@ -190,9 +190,9 @@ def _input_rows(plan: Plan) -> Rows:
 
 def _chip_rows(plan: Plan) -> Rows:
     settings, split = plan.settings, plan.split
-    kv = format_bytes(settings.chip_bytes)
+    kv = _size(plan, settings.chip_bytes)
     if settings.weights_bytes:
-        kv += f" of {format_bytes(settings.hbm_bytes)}, beside the weights"
+        kv += f" of {_size(plan, settings.hbm_bytes)}, beside the weights"
     rows = [("memory for KV", kv)]
     if not plan.pure:
         rows.append(("full pool", _pool(plan, split.full_pages, plan.page.full)))
@@ -202,16 +202,21 @@ def _chip_rows(plan: Plan) -> Rows:
         rows.append(("SWA share", f"{100 * swa_share(plan, split):.1f} % of the bytes ({rule})"))
         rows.append(("peak full pages", _part(int(plan.ranks.peak_full.max()), split.full_pages)))
     rows.append(("peak SWA pages", _part(int(plan.ranks.peak_swa.max()), split.swa_pages)))
-    rows.append(("peak KV", format_bytes(peak_bytes(plan))))
-    left = format_bytes(max(round(plan.page.total(split) - mean_bytes(plan)), 0))
-    mean = format_bytes(round(mean_bytes(plan)))
+    rows.append(("peak KV", _size(plan, peak_bytes(plan))))
+    left = _size(plan, max(round(plan.page.total(split) - mean_bytes(plan)), 0))
+    mean = _size(plan, round(mean_bytes(plan)))
     what = "left" if plan.pure else "left, for a prefix cache"
     return [*rows, ("mean KV", f"{mean}; {left} {what}")]
 
 
 def _pool(plan: Plan, pages: int, page_bytes: int) -> str:
-    size = format_bytes((pages + 1) * page_bytes)
+    size = _size(plan, (pages + 1) * page_bytes)
     return f"{_tokens(pages * plan.settings.page_size)}, {pages:,} pages, {size}"
+
+
+def _size(plan: Plan, amount: int) -> str:
+    """All amounts of a plan in the unit of its budget."""
+    return format_bytes(amount, like=plan.settings.chip_bytes)
 
 
 def _request_rows(plan: Plan) -> Rows:
@@ -219,7 +224,8 @@ def _request_rows(plan: Plan) -> Rows:
     rows = [("completed", f"{int(ranks.completed.sum()):,} of {plan.requests:,}")]
     rows += [(f"  {reason}", f"{count:,}") for reason, count in plan.rejected.items()]
     rows.append(("retracted", _times(plan)))
-    rows.append(("recomputed tokens", f"{int(ranks.recomputed.sum()):,}"))
+    lost = f"{int(ranks.recomputed.sum()):,}, of retracted requests"
+    rows.append(("recomputed tokens", lost))
     most = f"{int(ranks.peak_running.max()):,} of {plan.settings.max_running:,} at most"
     if plan.settings.dp == 1:
         return [*rows, ("running at once", f"{_at_once(plan):,.1f} in the mean, {most}")]
@@ -268,24 +274,30 @@ def splits_table(run: PlanRun) -> "Table":
 
     plan = run.plan
     table = Table(title="Splits", title_justify="left")
-    for heading in ("SWA share", "full tokens", "SWA tokens", "retracted", "at once", "steps", ""):
-        table.add_column(heading, justify="left" if not heading else "right")
+    headings = ("SWA\nshare", "full\ntokens", "SWA\ntokens", "retracted", "at once", "steps", "")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
     size = plan.settings.page_size
     for outcome in _thinned(plan):
         split = outcome.split
         marks = ["best"] if split == plan.split else []
         marks += ["by plan_pools"] if split == plan.rule else []
-        marks += [] if outcome.finished else ["given up: too slow"]
+        marks += [] if outcome.finished else ["given up"]
         table.add_row(
             f"{100 * swa_share(plan, split):.1f} %",
             f"{split.full_pages * size:,}",
             f"{split.swa_pages * size:,}",
-            f"{outcome.retracted:,}",
-            f"{outcome.running:,.1f}",
-            f"{outcome.steps:,}",
+            *_came_to(outcome),
             ", ".join(marks),
         )
     return table
+
+
+def _came_to(outcome: Outcome) -> tuple[str, str, str]:
+    """Retractions, requests at once and steps; a split that was given up came to no result."""
+    if not outcome.finished:
+        return "", "", f"over {outcome.steps:,}"
+    return f"{outcome.retracted:,}", f"{outcome.running:,.1f}", f"{outcome.steps:,}"
 
 
 def _thinned(plan: Plan) -> list[Outcome]:

@@ -1,37 +1,15 @@
 """Types of the options of `swa-jax plan`: their help texts and bounds. Needs typer."""
 
-import math
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from swa_jax.command_options import whole_number
-from swa_jax.planner.loads import MODES
-from swa_jax.replay.pool_options import DEFAULT_HBM
+from swa_jax.choices import DEALS, DEFAULT_HBM
+from swa_jax.commands.options import names_in, number_above_zero, one_of, whole_number
+from swa_jax.replay.bundled import BUNDLED
 from swa_jax.replay.trace_lines import show
 
 MOST_CANDIDATES = 256
-
-
-def _above_zero(value: str | float) -> float:
-    """A finite number above 0."""
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not (number > 0 and math.isfinite(number)):
-        raise typer.BadParameter(f"must be a number above 0, got {show(str(value))}")
-    return number
-
-
-def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
-    def parse(value: str) -> str:
-        if value not in choices:
-            raise typer.BadParameter(f"must be one of {', '.join(choices)}, got {show(value)}")
-        return value
-
-    return parse
 
 
 def _candidates(value: str | int) -> int:
@@ -45,14 +23,25 @@ def _candidates(value: str | int) -> int:
 
 
 _POSITIVE = whole_number()
+_TRACE = (
+    "A trace file (Mooncake JSON lines or Azure CSV, told by content), or the bundled "
+    "mooncake-conversation, which is taken if none is given."
+)
 
 TraceFile = Annotated[
-    str,
+    str | None,
+    typer.Argument(
+        metavar="TRACE", help=_TRACE, autocompletion=names_in(BUNDLED), show_default=False
+    ),
+]
+TraceOption = Annotated[
+    str | None,
     typer.Option(
         "--trace",
         metavar="TRACE",
-        help="A trace file (Mooncake JSON lines or Azure CSV, told by content), or the bundled "
-        "mooncake-conversation.",
+        help="The same, as an option.",
+        autocompletion=names_in(BUNDLED),
+        show_default=False,
     ),
 ]
 ChipHbm = Annotated[
@@ -62,6 +51,7 @@ ChipHbm = Annotated[
         metavar="SIZE",
         help="KV memory of one chip, such as 40GiB; with --weights the memory of one chip for "
         f"both. {DEFAULT_HBM} if it is not given.",
+        show_default=False,
     ),
 ]
 Weights = Annotated[
@@ -97,8 +87,9 @@ Deal = Annotated[
     str,
     typer.Option(
         "--deal",
-        metavar="|".join(MODES),
-        parser=_one_of(MODES),
+        metavar="|".join(DEALS),
+        parser=one_of(DEALS),
+        autocompletion=names_in(DEALS),
         help="Which rank a request goes to: to each in turn, or to the one that was given the "
         "fewest tokens so far.",
     ),
@@ -108,7 +99,7 @@ StepMs = Annotated[
     typer.Option(
         "--step-ms",
         metavar="MS",
-        parser=_above_zero,
+        parser=number_above_zero,
         help="Time of a step: requests come in when the trace says they arrive. Without it they "
         "are served as fast as memory allows.",
     ),
@@ -118,7 +109,7 @@ Rate = Annotated[
     typer.Option(
         "--rate",
         metavar="R",
-        parser=_above_zero,
+        parser=number_above_zero,
         help="Requests a second over all ranks, evenly, instead of the trace's arrival times; "
         "needs --step-ms.",
     ),

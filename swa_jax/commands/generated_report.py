@@ -1,7 +1,7 @@
 """What `swa-jax generate` prints."""
 
-import json
 from collections.abc import Sequence
+from typing import Any
 
 from swa_jax.generate import Generated
 
@@ -48,8 +48,8 @@ def summary(outcome: Generated) -> str:
     )
 
 
-def as_json(model_name: str, prompts: Sequence[str], outcome: Generated) -> str:
-    """Everything."""
+def as_dict(model_name: str, prompts: Sequence[str], outcome: Generated) -> dict[str, Any]:
+    """Everything, ready for JSON."""
     texts = [
         {
             "prompt": prompt,
@@ -61,5 +61,4 @@ def as_json(model_name: str, prompts: Sequence[str], outcome: Generated) -> str:
         }
         for prompt, text in zip(prompts, outcome.texts, strict=True)
     ]
-    whole = {"model": model_name, "texts": texts} | figures(outcome)
-    return json.dumps(whole, indent=2, allow_nan=False) + "\n"
+    return {"ok": True, "model": model_name, "texts": texts} | figures(outcome)

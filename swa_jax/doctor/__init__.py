@@ -1,0 +1,1 @@
+"""What `swa-jax doctor` looks at: versions, devices, extras, a program that must keep the laws."""
