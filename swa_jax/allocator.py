@@ -13,7 +13,7 @@ from swa_jax.paging import offset_of, page_of
 from swa_jax.plan_decode import plan_decode
 from swa_jax.plan_extend import plan_extend
 from swa_jax.pool import peek
-from swa_jax.state import PAD_SLOT, AllocatorState
+from swa_jax.state import PAD_SLOT, AllocatorState, must_be_state
 
 
 def alloc(
@@ -36,6 +36,7 @@ def alloc(
 
     Laws 1, 2, 3 and 7; public reports B12 and B13.
     """
+    must_be_state(state)
     return _alloc(state, as_int32("num_tokens", num_tokens, 0), check_capacity(capacity))
 
 
@@ -111,6 +112,7 @@ def alloc_extend(
 
     Laws 1, 2, 3 and 7; public reports B06, B09 and B12.
     """
+    must_be_state(state)
     rows = as_rows(prefix_lens=prefix_lens, seq_lens=seq_lens, last_loc=last_loc)
     return _extend(state, *rows, None, check_capacity(capacity))
 
@@ -149,6 +151,7 @@ def alloc_extend_swa_tail(
 
     Laws 1, 2, 3, 7 and 8; public reports B02, B05 and B54.
     """
+    must_be_state(state)
     rows = as_rows(
         prefix_lens=prefix_lens,
         seq_lens=seq_lens,
@@ -195,6 +198,7 @@ def alloc_decode(
 
     Laws 1, 2, 3 and 7; public reports B06 and B09.
     """
+    must_be_state(state)
     lens, last = as_rows(seq_lens=seq_lens, last_loc=last_loc)
     rows = as_active(active, seq_lens=lens)
     return _decode(state, lens, last, rows)

@@ -11,7 +11,7 @@ from swa_jax.counts import absent_pages
 from swa_jax.grant import Grant
 from swa_jax.paging import look_up, page_of
 from swa_jax.pool import holders_of, is_held
-from swa_jax.state import NOBODY, PAD_PAGE, UNMAPPED, AllocatorState, PagePool, init
+from swa_jax.state import NOBODY, PAD_PAGE, UNMAPPED, AllocatorState, PagePool, init, must_be_state
 
 
 class InvariantError(AssertionError):
@@ -30,6 +30,7 @@ def invariants(state: AllocatorState) -> dict[str, jax.Array]:
       within_size (4), whole_pages (5), group_queue (6), no_stale_mapping (7), one_to_one (8),
       int32_only (9), scratch_clean (10). Laws about a step are in `step_invariants`.
     """
+    must_be_state(state)
     return _invariants(state)
 
 
@@ -241,6 +242,7 @@ def check(state: AllocatorState) -> None:
     Raises:
       InvariantError: names each broken law, the pages concerned and the counts.
     """
+    must_be_state(state)
     _check_structure(state)
     if state.full.head.ndim:
         batch = jax.device_get(state)  # however it is laid out over devices

@@ -54,7 +54,9 @@ def _run(argv: Sequence[str] | None) -> int:
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        return _fail(message())
+        asked = getattr(error, "ctx", None)  # what was typed was wrong, and for which command
+        hint = f" See {asked.command_path} --help." if asked is not None else ""
+        return _fail(message() + hint)
     return code if isinstance(code, int) else OK
 
 

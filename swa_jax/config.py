@@ -16,6 +16,13 @@ def _whole_int(name: str, value: object) -> int:
     return _positive_int(name, value)
 
 
+def _window(value: object) -> int:
+    try:
+        return _positive_int("sliding_window", value)
+    except ValueError as error:
+        raise ValueError(f"{error}; None is for models without a window") from None
+
+
 def _positive_int(name: str, value: object) -> int:
     """Returns `value` as a Python int, or says why it is none."""
     if isinstance(value, bool):
@@ -71,7 +78,7 @@ class PoolConfig:
                 f"{self.full_tokens} and {self.swa_tokens}; use PoolConfig.pure_swa(tokens)"
             )
         if self.sliding_window is not None:
-            window = _positive_int("sliding_window", self.sliding_window)
+            window = _window(self.sliding_window)
             if window > MAX_SLOTS:
                 raise ValueError(
                     f"sliding_window must be at most 2^31 - 1 tokens, got {window}; "

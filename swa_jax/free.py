@@ -15,7 +15,7 @@ from swa_jax.plan_free import (
     plan_free_swa,
     plan_free_swa_as_of,
 )
-from swa_jax.state import AllocatorState
+from swa_jax.state import AllocatorState, must_be_state
 
 
 def free(state: AllocatorState, slots: Ints) -> AllocatorState:
@@ -38,6 +38,7 @@ def free(state: AllocatorState, slots: Ints) -> AllocatorState:
 
     Laws 4, 5 and 6; public reports B01 and B12.
     """
+    must_be_state(state)
     return _free(state, as_int32("slots", slots, 1))
 
 
@@ -83,6 +84,7 @@ def free_segment(state: AllocatorState, slots: Ints) -> AllocatorState:
 
     Laws 4, 5 and 6; public report B05 (every free path needs the same filters).
     """
+    must_be_state(state)
     return _free(state, as_int32("slots", slots, 1), segment=True)
 
 
@@ -112,6 +114,7 @@ def free_swa(
 
     Laws 4 to 7; public reports B01 and B03.
     """
+    must_be_state(state)
     slots = as_int32("slots", slots, 1)
     if owner is None:
         return _free_swa(state, slots)
@@ -155,6 +158,7 @@ def free_swa_segment(state: AllocatorState, slots: Ints) -> AllocatorState:
 
     Laws 4 to 7; public report B05.
     """
+    must_be_state(state)
     return _free_swa(state, as_int32("slots", slots, 1), segment=True)
 
 
@@ -176,6 +180,7 @@ def free_full(state: AllocatorState, slots: Ints) -> AllocatorState:
 
     Laws 4 to 6; public report B08.
     """
+    must_be_state(state)
     return _free_full(state, as_int32("slots", slots, 1))
 
 
@@ -199,6 +204,7 @@ def free_swa_grouped(state: AllocatorState, slots: Ints) -> AllocatorState:
 
     Refused, counted, and nothing else changed: as for `free_swa`.
     """
+    must_be_state(state)
     return _free_swa_grouped(state, as_int32("slots", slots, 1))
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.pool import settle
-from swa_jax.state import AllocatorState
+from swa_jax.state import AllocatorState, must_be_state
 
 
 def free_group_begin(state: AllocatorState) -> AllocatorState:
@@ -24,6 +24,7 @@ def free_group_begin(state: AllocatorState) -> AllocatorState:
 
     Law 6; public report B04.
     """
+    must_be_state(state)
     return _begin(state)
 
 
@@ -50,6 +51,7 @@ def free_group_end(state: AllocatorState) -> AllocatorState:
 
     Law 6; public reports B03 and B04.
     """
+    must_be_state(state)
     return _end(state)
 
 

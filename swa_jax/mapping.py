@@ -13,7 +13,7 @@ from swa_jax.inputs import Ints, as_int32, check_lengths
 from swa_jax.paging import first_places, look_up, not_alone, offset_of, page_of, put
 from swa_jax.plan_free import holders_here, name_pages, swa_side
 from swa_jax.pool import holders_of, nowhere
-from swa_jax.state import NOBODY, PAD_SLOT, UNMAPPED, AllocatorState, PagePool
+from swa_jax.state import NOBODY, PAD_SLOT, UNMAPPED, AllocatorState, PagePool, must_be_state
 
 
 def translate_full_to_swa(state: AllocatorState, slots: Ints) -> jax.Array:
@@ -30,6 +30,7 @@ def translate_full_to_swa(state: AllocatorState, slots: Ints) -> jax.Array:
     Raises:
       ValueError: a pool with request rings, where `ring_slots` says it.
     """
+    must_be_state(state)
     state.config.needs_mapping("translate_full_to_swa")
     return _translate(state, as_int32("slots", slots, None))
 
@@ -84,6 +85,7 @@ def set_full_to_swa_mapping(
 
     Laws 7 and 8; public reports B03 and B07.
     """
+    must_be_state(state)
     _needs_two_pools(state, "set_full_to_swa_mapping")
     full_slots = as_int32("full_slots", full_slots, 1)
     swa_slots = as_int32("swa_slots", swa_slots, 1)
@@ -168,6 +170,7 @@ def clear_full_to_swa_mapping(state: AllocatorState, full_slots: Ints) -> Alloca
 
     Laws 5 and 7; public report B03.
     """
+    must_be_state(state)
     _needs_two_pools(state, "clear_full_to_swa_mapping")
     return _clear(state, as_int32("full_slots", full_slots, 1))
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from swa_jax.config import PoolConfig
 from swa_jax.inputs import Ints, as_int32, check_rows
 from swa_jax.paging import look_up, page_of, pages_for
-from swa_jax.state import PAD_PAGE, AllocatorState
+from swa_jax.state import PAD_PAGE, AllocatorState, must_be_state
 from swa_jax.window import frontier
 
 
@@ -91,6 +91,7 @@ def page_tables(
     Raises:
       ValueError: a pool with request rings.
     """
+    must_be_state(state)
     state.config.needs_mapping("page_tables")
     return _page_tables(state, *_inputs(req_to_page_slot, kv_lens, q_lens))
 
@@ -128,6 +129,7 @@ def window_page_tables(
     Raises:
       ValueError: a pool with request rings, or no room for queries.
     """
+    must_be_state(state)
     state.config.needs_mapping("window_page_tables")
     if max_queries < 1:
         raise ValueError(f"max_queries must be at least 1, got {max_queries!r}")

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from swa_jax.inputs import as_int32
 from swa_jax.paging import page_of, pages_for
 from swa_jax.rank import exclusive_sum, rank
-from swa_jax.state import AllocatorState, PagePool
+from swa_jax.state import AllocatorState, PagePool, must_be_state
 from swa_jax.unified import UnifiedLayout
 
 
@@ -55,6 +55,7 @@ def rebalance(state: AllocatorState, full_pages: ArrayLike, swa_pages: ArrayLike
 
     Laws 3 and 9.
     """
+    must_be_state(state)
     _layout_of(state)
     full = as_int32("full_pages", full_pages, 0)
     return _rebalance(state, full, as_int32("swa_pages", swa_pages, 0))
@@ -78,6 +79,7 @@ def unified_available(state: AllocatorState) -> tuple[jax.Array, jax.Array]:
     Raises:
       ValueError: a state with two pools of fixed sizes.
     """
+    must_be_state(state)
     layout, size = _layout_of(state), jnp.int32(state.config.page_size)
     room = room_of(state)
     full = room.full_pages + room.blocks * jnp.int32(layout.full_pages)

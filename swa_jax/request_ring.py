@@ -23,7 +23,7 @@ from swa_jax.inputs import Ints, as_active, as_int32, check_rows
 from swa_jax.paging import first_places
 from swa_jax.pool import give_back, is_held, nowhere, peek, take
 from swa_jax.rank import rank
-from swa_jax.state import NOBODY, PAD_SLOT, AllocatorState
+from swa_jax.state import NOBODY, PAD_SLOT, AllocatorState, must_be_state
 
 NO_RING = 0  # what a row without a ring holds; ring ids are 1 .. config.swa_units
 
@@ -67,6 +67,7 @@ def ring_acquire(
 
     Laws 2 and 3.
     """
+    must_be_state(state)
     _needs_rings(state.config, "ring_acquire")
     held = as_int32("rings", rings, 1)
     check_rows(rings=held)
@@ -119,6 +120,7 @@ def ring_release(state: AllocatorState, rings: Ints) -> AllocatorState:
 
     Laws 3, 4 and 6.
     """
+    must_be_state(state)
     _needs_rings(state.config, "ring_release")
     return _release(state, as_int32("rings", rings, 1))
 

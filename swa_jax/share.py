@@ -19,7 +19,7 @@ from swa_jax.paging import look_up, not_alone, offset_of
 from swa_jax.plan_free import NamedPages, holders_here, name_pages, swa_side
 from swa_jax.pool import count_holders, holders_of, nowhere, peek
 from swa_jax.rank import rank
-from swa_jax.state import PAD_SLOT, UNMAPPED, AllocatorState
+from swa_jax.state import PAD_SLOT, UNMAPPED, AllocatorState, must_be_state
 
 _MOST = 2**31 - 1
 
@@ -62,6 +62,7 @@ def share(
 
     Law 3; reference counts as in vLLM's block pool (`ref_cnt`) and Levanter's page table.
     """
+    must_be_state(state)
     places = as_int32("slots", slots, 1)
     if live is None or not places.shape[0]:
         return _share(state, places, None)
@@ -147,6 +148,7 @@ def copy_on_write(
 
     Laws 2, 3 and 7.
     """
+    must_be_state(state)
     lens, last = as_rows(seq_lens=seq_lens, last_loc=last_loc)
     rows = as_active(active, seq_lens=lens)
     state, copies = _copy_on_write(state, not_alone(lens), not_alone(last), not_alone(rows))

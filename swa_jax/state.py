@@ -146,7 +146,21 @@ def clear(state: AllocatorState) -> AllocatorState:
     Returns:
       The state that `init` gives for the same configuration, bit for bit.
     """
+    must_be_state(state)
     return _init(state.config)
+
+
+def must_be_state(state: object) -> None:
+    """Refuses anything else where a state belongs: JAX's own words for it help nobody.
+
+    Raises:
+      ValueError: it is none.
+    """
+    if not isinstance(state, AllocatorState):
+        raise ValueError(
+            f"the first argument must be an AllocatorState, as swa_jax.init gives it, got "
+            f"{type(state).__name__}"
+        )
 
 
 def snapshot(state: AllocatorState) -> AllocatorState:
@@ -156,11 +170,13 @@ def snapshot(state: AllocatorState) -> AllocatorState:
     that is compiled with `donate_argnums` takes the buffers of the state it is given, so keep
     `snapshot(state)` where you want to come back, or to give `free_swa` as `owner`.
     """
+    must_be_state(state)
     return jax.tree.map(jnp.copy, state)
 
 
 def full_available_size(state: AllocatorState) -> jax.Array:
     """int32[] tokens that the full pool can still grant (pages queued by a group excluded)."""
+    must_be_state(state)
     pool = state.swa if state.config.pure_swa_pool else state.full
     return pool.num_free * jnp.int32(state.config.page_size)
 
@@ -170,6 +186,7 @@ def swa_available_size(state: AllocatorState) -> jax.Array:
 
     With request rings: the places of all free rings.
     """
+    must_be_state(state)
     return state.swa.num_free * jnp.int32(state.config.swa_unit_tokens)
 
 
@@ -179,6 +196,7 @@ def available_size(state: AllocatorState) -> jax.Array:
     With request rings: what the full pool can grant, since a ring is as long as it is however many
     tokens pass through it.
     """
+    must_be_state(state)
     if state.config.has_rings:
         return full_available_size(state)
     return jnp.minimum(full_available_size(state), swa_available_size(state))
@@ -186,6 +204,7 @@ def available_size(state: AllocatorState) -> jax.Array:
 
 def faults(state: AllocatorState) -> dict[str, int]:
     """Misuse counted so far, by kind, over all of a batch of states. Waits for the device."""
+    must_be_state(state)
     values = jax.device_get(state.faults).reshape(-1, len(FAULT_KINDS)).sum(axis=0)
     return {kind: int(value) for kind, value in zip(FAULT_KINDS, values, strict=True)}
 

@@ -16,7 +16,7 @@ from swa_jax.faults import add_faults, fault_counts
 from swa_jax.inputs import Ints, as_active, as_int32, check_rows
 from swa_jax.paging import floor_to_page, offset_of, pages_for
 from swa_jax.plan_free import commit_free, name_pages, plan_free_swa
-from swa_jax.state import PAD_SLOT, AllocatorState
+from swa_jax.state import PAD_SLOT, AllocatorState, must_be_state
 
 
 def frontier(
@@ -103,6 +103,7 @@ def free_out_of_window(
 
     Rule R8; public reports B18, B24, B25, B29, B30, B34, B35, B52.
     """
+    must_be_state(state)
     table = as_int32("req_to_token", req_to_token, 2)
     lens = as_int32("seq_lens", seq_lens, 1)
     evicted = as_int32("evicted_lens", evicted_lens, 1)

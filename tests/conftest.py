@@ -16,6 +16,16 @@ collect_ignore = ["peers/levanter_named.py"]
 # Cases of a parametrised test of which others of the kind are always run: marked `long` here,
 # where their parameters are those of a list that is used elsewhere too.
 LONG_CASES = {
+    "test_decoder_paged.py::test_prefill_in_chunks_and_decode_match_the_dense_pass[config2-16-5-6-False]",
+    "test_decoder_paged.py::test_prefill_in_chunks_and_decode_match_the_dense_pass[config4-16-20-8-True]",
+    "test_events.py::test_the_tree_of_a_replay_can_be_rebuilt",
+    "test_generate.py::test_drafts_change_nothing_and_small_pools_neither",
+    # These are tests of other files, run as they are.
+    "test_mutations.py::test_a_check_passes_without_its_bug[free_unmapped_segment]",
+    "test_mutations.py::test_a_check_passes_without_its_bug[late_free_in_group]",
+    "test_mutations.py::test_a_check_passes_without_its_bug[padding_in_every_free]",
+    "test_mutations.py::test_a_check_passes_without_its_bug[stay_below_the_boundary]",
+    "test_mutations.py::test_a_check_passes_without_its_bug[tail_on_recycled_pages]",
     "test_bench_replay.py::test_smoke_prefix_cache_finds_the_same_on_all_sides",
     "test_disagg_host_machine.py::test_two_sides_and_a_host_agree_with_the_oracle[host_with_room]",
     "test_modes.py::test_eager_jitted_scan_and_while_give_the_same_bits[tokens]",

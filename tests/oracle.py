@@ -497,7 +497,7 @@ class Oracle:
         return goal if insert_len is None else min(goal, insert_frontier(insert_len, **shape))
 
     def _bad_row(self, done: int, goal: int, row: Sequence[int], stride: int) -> bool:
-        too_long = goal > len(row) * stride
+        too_long = goal > len(row) * stride and goal > done  # else there is nothing to free
         if done < 0 or too_long:
             self.faults["bad_length"] += 1
             self.unsure |= too_long and (done < 0 or done % self.page != 0)

@@ -103,4 +103,6 @@ def test_same_file():
     out = OutFile("--json", "real")
     assert all(out.same_file(name) for name in ("real", "link", "hard", "./real"))
     assert not any(out.same_file(name) for name in ("other", "a\0b", "."))
+    Path("saved/arrays").mkdir(parents=True)
+    assert OutFile("--json", "saved/arrays/manifest").same_file("saved")
     assert OutFile("--json", "new").same_file("./new")

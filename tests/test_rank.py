@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swa_jax.paging import first_places, sum_exceeds
-from swa_jax.rank import exclusive_sum, rank, ranks, read_runs
+from swa_jax.rank import exclusive_sum, rank, ranks, read_marks, read_runs
 from swa_jax.state import NOBODY
 
 
@@ -75,3 +75,12 @@ def test_sums_of_the_largest_batch():
     ones = jnp.ones(2**15 - 1, jnp.int32)
     assert not bool(sum_exceeds(ones, 2**15 - 1))
     assert bool(sum_exceeds(ones, 2**15 - 2))
+
+
+@pytest.mark.parametrize("marked", [[], [0], [31], [32, 33], [5, 31, 32, 63, 64, 99], range(100)])
+def test_marks_are_read_by_number_and_end_past_the_places(marked):
+    marks = jnp.asarray([place in marked for place in range(100)])
+    read = read_marks(marks)
+    assert int(read.count) == len(marked)
+    nth = jnp.arange(102, dtype=jnp.int32)
+    assert read.read(nth).tolist() == [*marked, *[100] * (102 - len(marked))]

@@ -250,7 +250,7 @@ def test_memory_is_bounded(load, monkeypatch):
 def test_paths_that_cannot_be_read(tmp_path):
     with pytest.raises(TraceError, match="this is a directory"):
         load_trace(tmp_path)
-    with pytest.raises(TraceError, match="no such file \\(bundled traces are mooncake-conv"):
+    with pytest.raises(TraceError, match="no such file \\(bundled: mooncake-conv"):
         load_trace(tmp_path / "none")
     with pytest.raises(TraceError, match="no such file; did you mean 'mooncake-conversation'"):
         load_trace("mooncake-conversations")

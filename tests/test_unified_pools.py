@@ -127,6 +127,12 @@ def test_the_most_that_one_request_holds():
     assert UnifiedLayout(3, 5, 1, 5, 16).most_full_pages(4) == 2  # no more than SWA pages
 
 
+@pytest.mark.parametrize(("full_pages", "blocks"), [(0, 0), (3, 1 + 2), (6, 2 + 3), (7, 3 + 6)])
+def test_no_page_of_a_request_within_its_window_is_recycled(full_pages, blocks):
+    layout = UnifiedLayout(20, 6, 2, 3, 16)  # 3 full pages or 2 SWA pages a block
+    assert layout.blocks_for(full_pages, 6) == blocks
+
+
 # ---- the split -----------------------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ def doctor(
 ) -> None:
     """Report versions, devices, memory kinds, donation and extras, and run a self-test.
 
-    A line says ok, note (works, but you should know) or failed.
+    A line says ok, note (works, but you should know) or failed. It takes half a minute or so.
     """
     with bad_input():
         from swa_jax.commands.progress import show_progress

@@ -134,9 +134,9 @@ def verdict(run: PlanRun) -> str:
         )
         if plan.settings.tp == 1:  # the replay's pools are those of a chip that has the whole model
             line += (
-                f" (swa-jax replay --model {plan.model.name} --page-size {size} --full-tokens "
-                f"{plan.split.full_pages * size} --swa-tokens {plan.split.swa_pages * size} "
-                "--no-prefix-cache ...)"
+                f" (swa-jax replay TRACE --model {plan.model.name} --page-size {size} "
+                f"--full-tokens {plan.split.full_pages * size} "
+                f"--swa-tokens {plan.split.swa_pages * size} --no-prefix-cache)"
             )
     line += f"; {_at_once(plan):,.1f} requests at once, retracted {_times(plan)}"
     return line if run.confirmed is None else f"{line}; the replay comes to the same figures"

@@ -193,6 +193,7 @@ def window(
     past: Window = 8,
     frame_ms: FrameMs = 500,
     json_file: options.JsonFile = None,
+    no_progress: options.NoProgress = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Draw a film of a window that moves: pages come, leave it, and go to another request."""
@@ -200,5 +201,5 @@ def window(
         command = _command()
         command.draw_window(
             command.Film(steps, page_size, past, frame_ms),
-            command.Drawn(out, json_file, quiet, True),
+            command.Drawn(out, json_file, quiet, no_progress),
         )

@@ -196,16 +196,20 @@ def draw_window(film: Film, drawn: Drawn) -> None:
     """
     out = _Output(drawn, (".gif",))
     moments = moving_window(film.steps, film.page_size, film.window)
-    animation = window_animation(
-        [moment.state for moment in moments],
-        [moment.owners for moment in moments],
-        captions=[moment.caption for moment in moments],
-        frame_ms=film.frame_ms,
-    )
+    with show_progress(wanted=not (drawn.quiet or drawn.no_progress)) as shown:
+        shown(f"drawing {len(moments)} frames")
+        film_of_it = as_gif(
+            window_animation(
+                [moment.state for moment in moments],
+                [moment.owners for moment in moments],
+                captions=[moment.caption for moment in moments],
+                frame_ms=film.frame_ms,
+            )
+        )
     frames = [
         {"caption": moment.caption, "state": as_dict(summarize(moment.state))} for moment in moments
     ]
-    out.write(as_gif(animation), {"frames": frames}, f"{len(frames):,} frames")
+    out.write(film_of_it, {"frames": frames}, f"{len(frames):,} frames")
 
 
 def _look(

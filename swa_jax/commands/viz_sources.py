@@ -115,7 +115,7 @@ def _replayed(asked: Asked, serving: Serving, sizes: Sizes, shown: Shown) -> See
     model, trace = get_model(asked.model), load_trace(asked.source, asked.limit)
     settings = serving.settings(asked.at_step or DEFAULT_STEP)
     pool = sizes.pool(model, settings, trace)
-    shown("replaying")
+    shown("compiling the loop, and replaying")
     with lacks_told(pool):
         carry = interruptible(lambda: replay_until(trace, model, pool, settings))
     world = world_of(carry)

@@ -6,8 +6,10 @@ writer left is cleaned up by the next.
 
 import contextlib
 import fcntl
+import math
 import os
 import re
+import stat
 import threading
 import time
 import weakref
@@ -15,7 +17,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
@@ -33,6 +37,7 @@ _SUFFIX, _TEMPORARY = ".safetensors", ".swa-jax-page-"
 _LEFT = re.compile(re.escape(_TEMPORARY) + "[0-9]+")
 _OURS = re.compile(r"[0-9a-f]{64}(-[a-z0-9_]+)?\.safetensors")
 _MOST_BYTES = 2**63 - 1
+_HEADER_BYTES = 4096  # more than a header takes beside names and tokens, and for each array
 
 Layout = Mapping[str, tuple[DTypeLike, tuple[int, ...]]]
 
@@ -180,11 +185,14 @@ class FileStorage:
             with self._changed:
                 if key.name not in self._sizes:
                     return None
-                stream = path.open("rb")
+                stream = _opened(path)
+                most = min(self._sizes[key.name], self._most_bytes(key))
                 self._sizes.move_to_end(key.name)
                 _touch(stream.fileno())
             with stream:
-                content, made = stream.read(), os.fstat(stream.fileno()).st_ino
+                status = os.fstat(stream.fileno())
+                made, grown = status.st_ino, status.st_size > most
+                content = b"" if grown or not stat.S_ISREG(status.st_mode) else stream.read(most)
         except FileNotFoundError:
             with self._changed:
                 self._used -= self._sizes.pop(key.name, 0)
@@ -196,6 +204,16 @@ class FileStorage:
             self._refuse(key.name, made, isinstance(error, ForeignPageError))
             return None
         return arrays
+
+    def _most_bytes(self, key: PageKey) -> int:
+        """Bytes that the file of a page can have: what is longer is not read."""
+        if self._layout is None:
+            return self.max_bytes
+        names = sum(_HEADER_BYTES + 12 * len(name) for name in self._layout)
+        arrays = sum(
+            jnp.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in self._layout.values()
+        )
+        return _HEADER_BYTES + names + 32 * len(key.tokens) + arrays
 
     def _refuse(self, name: str, made: int, is_foreign: bool) -> None:
         with self._changed:
@@ -272,6 +290,11 @@ class FileStorage:
                 raise ValueError(
                     f"the array {name!r} of a page must be {self._layout.get(name)}, got {seen}"
                 )
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """The file for reading; does not wait where somebody put a pipe in its place."""
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
 
 
 def _touch(handle: int) -> None:

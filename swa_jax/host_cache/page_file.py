@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from swa_jax.host_cache.storage import Arrays, PageKey
+from swa_jax.replay.trace_lines import show
 
 _VERSION = 1
 _RESERVED = "__metadata__"
@@ -122,17 +123,25 @@ def decode(key: PageKey, content: bytes) -> Arrays:
         about = json.loads(text)
         same = _checksum(text, stored) == checksum
         arrays = {
-            name: stored[name].view(jnp.dtype(dtype)).reshape(shape)
+            name: stored[name].view(_number_dtype(dtype)).reshape(shape)
             for name, (dtype, shape) in about["arrays"].items()
         }
     except ImportError:
         raise
     except Exception as error:  # whatever a parser makes of garbage
-        raise CorruptPageError(f"it cannot be read: {error}") from error
+        raise CorruptPageError(f"it cannot be read: {show(error)}") from error
     if not same:
         raise CorruptPageError("its checksum does not fit its content")
     _check_key(key, about)
     return arrays
+
+
+def _number_dtype(name: str) -> np.dtype:
+    """The dtype of that name; ValueError for one that `encode` does not write."""
+    dtype = jnp.dtype(name)
+    if dtype.name != name or (dtype.isbuiltin != 2 and dtype.kind not in "biufc"):
+        raise ValueError(f"{name} is no dtype of numbers")
+    return dtype
 
 
 def _metadata(content: bytes) -> tuple[str, str]:
@@ -152,4 +161,4 @@ def _check_key(key: PageKey, about: dict) -> None:
     }
     for name, value in wanted.items():
         if about.get(name) != value:
-            raise ForeignPageError(f"its {name} is {about.get(name)!r}, wanted {value!r}")
+            raise ForeignPageError(f"its {name} is {show(about.get(name))}, wanted {show(value)}")

@@ -13,6 +13,8 @@ from swa_jax.text import TextTokenizer
 _MOST_TOKENS = 16  # where the client says nothing, as OpenAI has it
 _MOST_STOPS = 4
 _MOST_STOP_CHARACTERS = 1024
+_MOST_TOKEN_CHARACTERS = 256  # more than any token of a published tokenizer has
+_MOST_NAME_CHARACTERS = 80  # of an argument that is sent back
 _LEAST_TOP_P = 1e-6  # stands for 0: the likeliest token alone
 _SEEDS = 2**31
 
@@ -103,7 +105,8 @@ def completion_request(
     )
     if fields.left():
         name = fields.left()[0]
-        raise ApiError(400, f"{show(name)} is no argument of this server", param=name)
+        param = name if len(name) <= _MOST_NAME_CHARACTERS else None
+        raise ApiError(400, f"{show(name)} is no argument of this server", param=param)
     _check_lengths(asked, limits)
     return asked
 
@@ -164,6 +167,13 @@ def _is_tokens(value: object) -> bool:
 
 
 def _prompt(given: Any, limits: Limits, tokenizer: TextTokenizer) -> Prompt:  # noqa: ANN401
+    most = limits.max_context * _MOST_TOKEN_CHARACTERS
+    if isinstance(given, str) and len(given) > most:  # only to find that it is too long takes long
+        raise bad_value(
+            "prompt",
+            f"must have at most {most} characters, since the context is {limits.max_context} "
+            f"tokens, got {len(given)}",
+        )
     tokens = tuple(tokenizer.encode(given) if isinstance(given, str) else given)
     if not tokens:
         raise bad_value("prompt", "has no tokens; give at least one")

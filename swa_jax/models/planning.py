@@ -76,6 +76,7 @@ def plan_pools(
             f"{hbm_bytes} bytes ({format_bytes(budget)}) of KV cannot hold one window of "
             f"{model.sliding_window} tokens and one page of {page} for {model.name}; need at "
             f"least {need} bytes ({format_bytes(need)})"
+            + (f". Did you mean {budget} GiB?" if need <= budget << 30 and budget < 2**20 else "")
         )
     if model.pure_swa:
         return PoolSizes(both * page, both * page, (both + 1) * swa_bytes)

@@ -12,10 +12,12 @@ from swa_jax.paging import look_up
 from swa_jax.prefix_cache.arguments import check_pair
 from swa_jax.prefix_cache.find import Chain, find_prompt
 from swa_jax.prefix_cache.keys import ReadTokens, reader
-from swa_jax.prefix_cache.tree import ROOT, CacheConfig, PrefixCache
+from swa_jax.prefix_cache.tree import LEAST, ROOT, CacheConfig, PrefixCache
 from swa_jax.rank import rank
 from swa_jax.state import UNMAPPED, AllocatorState
 from swa_jax.window import frontier
+
+_LAST_TIME = 2**31 - 1
 
 
 @functools.partial(
@@ -128,12 +130,17 @@ def path_slots(nodes: jax.Array, pages: jax.Array, size: int, room: int) -> jax.
 
 
 def note_use(cache: PrefixCache, nodes: jax.Array, pages: jax.Array, *, hit: bool) -> PrefixCache:
-    """Stamps the first `pages` nodes of a path with a new time; counts a match for "lfu"."""
+    """Stamps the first `pages` nodes of a path with a new time; counts a match for "lfu".
+
+    Times and counts stay at their most instead of wrapping: what is new would leave before what is
+    old, for ever. Nodes of the last time then leave in the order of their pages.
+    """
     place = jnp.arange(nodes.shape[0], dtype=jnp.int32)
     used = jnp.where((place < pages) & (nodes > ROOT), nodes, cache.in_tree.shape[0])
-    clock = cache.clock + 1
+    clock = jnp.minimum(cache.clock, jnp.int32(_LAST_TIME - 1)) + 1
     rank = cache.rank
     if cache.config.policy == "lfu" and hit:
-        rank = rank.at[used].add(1, mode="drop")
+        count = jnp.minimum(look_up(rank, used, 0), jnp.int32(-LEAST - 1)) + 1
+        rank = rank.at[used].set(count, mode="drop")
     last_use = cache.last_use.at[used].set(clock, mode="drop")
     return replace(cache, last_use=last_use, rank=rank, clock=clock)

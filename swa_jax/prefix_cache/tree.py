@@ -22,6 +22,7 @@ ROOT = 0
 LEAST = -(2**30)  # lowest rank; `select` compares values from here to its negative
 EMPTY = 0  # place of the table that was never used
 DELETED = -1  # place whose node is gone: a search goes on past it
+MAX_PAGES = 2**28 - 1  # whose table still has int32 places
 _LAST_SERIAL = 2**31 - 1  # serials go round from here to 1
 
 
@@ -34,6 +35,13 @@ class CacheConfig:
     is_bigram: bool  # a token's key is the pair with its successor (EAGLE drafts)
     policy: str  # which pages leave first, one of POLICIES
     hash_bits: int  # fewer than 32 force collisions: for tests
+
+    def __post_init__(self) -> None:
+        if self.pool.full_pages > MAX_PAGES:
+            raise ValueError(
+                f"a prefix cache takes at most 2^28 - 1 full pages, got {self.pool.full_pages}: "
+                f"use pages of more than {self.pool.page_size} tokens"
+            )
 
     @property
     def key_tokens(self) -> int:

@@ -51,9 +51,11 @@ class OutFile:
             pass  # only to see whether a file can be made there
 
     def same_file(self, other: str | os.PathLike[str]) -> bool:
-        """Whether `other` is this very file."""
+        """Whether `other` is this file, or a directory (a saved state) that has it inside."""
         with contextlib.suppress(OSError, ValueError):
-            return self.path == Path(other).resolve() or self.path.samefile(other)
+            place = Path(other).resolve()
+            inside = place in list(self.path.parents)[1:]
+            return place == self.path or inside or self.path.samefile(other)
         return False
 
     def write(self, content: bytes) -> None:

@@ -102,7 +102,7 @@ def _checked_limit(limit: object) -> int:
 
 
 def _names() -> str:
-    return "bundled traces are " + ", ".join(BUNDLED)
+    return f"bundled: {', '.join(BUNDLED)}"
 
 
 def _opened(file: str) -> IO[bytes]:

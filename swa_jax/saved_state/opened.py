@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import jax
+
 from swa_jax.config import PoolConfig
 from swa_jax.describe import Plain, describe
 from swa_jax.prefix_cache import CacheConfig, PrefixCache
 from swa_jax.prefix_cache.tree import new_cache
+from swa_jax.replay.trace_lines import show
 from swa_jax.saved_state.directory import read_arrays, read_made
-from swa_jax.saved_state.leaves import from_arrays
+from swa_jax.saved_state.leaves import forms_of, from_arrays
 from swa_jax.state import AllocatorState, init
 from swa_jax.unified import UnifiedLayout
 
@@ -28,9 +31,13 @@ def open_state(path: str | Path) -> tuple[AllocatorState, PrefixCache | None]:
     """
     made = read_made(path)
     config, tree = _configs(path, made)
-    arrays = read_arrays(path, made)
-    state = from_arrays("state", init(config), arrays)
-    return state, None if tree is None else from_arrays("cache", new_cache(tree), arrays)
+    # By shape alone: a stranger may have written sizes that nothing he saved comes up to.
+    state = jax.eval_shape(lambda: init(config))
+    cache = None if tree is None else jax.eval_shape(lambda: new_cache(tree))
+    forms = forms_of("state", state) | ({} if cache is None else forms_of("cache", cache))
+    arrays = read_arrays(path, made, forms)
+    state = from_arrays("state", state, arrays)
+    return state, None if cache is None else from_arrays("cache", cache, arrays)
 
 
 def _configs(path: str | Path, made: Plain) -> tuple[PoolConfig, CacheConfig | None]:
@@ -39,10 +46,11 @@ def _configs(path: str | Path, made: Plain) -> tuple[PoolConfig, CacheConfig | N
         config = _pool_config(made["pool"])
         tree = None if made["cache"] is None else CacheConfig(pool=config, **made["cache"])
         known = describe(config) == made["pool"]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is of no pool that this version knows: {error!r}") from error
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        why = show(error)
+        raise ValueError(f"{path} is of no pool that this version knows: {why}") from error
     if not known:
-        raise ValueError(f"{path} is of no pool that this version knows: {made['pool']}")
+        raise ValueError(f"{path} is of no pool that this version knows: {show(made['pool'])}")
     return config, tree
 
 

@@ -3,16 +3,22 @@
 import dataclasses
 from pathlib import Path
 
+import jax
+
+from swa_jax.check import invariants
 from swa_jax.describe import Plain, describe, describe_layers
 from swa_jax.kv_layers import check_layers
 from swa_jax.models.decoder.kv_pool import KVPool
 from swa_jax.prefix_cache import PrefixCache
+from swa_jax.prefix_cache import invariants as cache_invariants
 from swa_jax.prefix_cache.arguments import check_pair
 from swa_jax.saved_state.directory import read_arrays, write_arrays
 from swa_jax.saved_state.leaves import (
     as_arrays,
+    forms_of,
     from_arrays,
     held_kv,
+    kv_forms,
     with_held_kv,
 )
 from swa_jax.state import AllocatorState
@@ -84,13 +90,26 @@ def restore_state(
         check_pair(cache, state)
     if pools is not None:
         check_layers(state.config, pools)
-    arrays = read_arrays(path, _made(state, cache, pools, made))
+    forms = forms_of("state", state) | ({} if cache is None else forms_of("cache", cache))
+    forms |= {} if pools is None else kv_forms(pools)
+    arrays = read_arrays(path, _made(state, cache, pools, made), forms)
     state = from_arrays("state", state, arrays)
     if cache is not None:
         cache = from_arrays("cache", cache, arrays)
+    _check_laws(path, state, cache)
     if pools is not None:
         pools = with_held_kv(state, pools, arrays)
     return state, cache, pools
+
+
+def _check_laws(path: str | Path, state: AllocatorState, cache: PrefixCache | None) -> None:
+    """Refuses what no allocator could have come to: a tree that goes round would never be left."""
+    broken = [name for name, holds in jax.device_get(invariants(state)).items() if not holds]
+    if cache is not None:
+        laws = jax.device_get(cache_invariants(cache, state))
+        broken += [name for name, holds in laws.items() if not holds]
+    if broken:
+        raise ValueError(f"{path} is damaged: its state breaks {', '.join(broken)}")
 
 
 def _made(

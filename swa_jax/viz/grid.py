@@ -71,7 +71,7 @@ def grid_of(pages: int, top: float, one_row: int = 0) -> Grid:
 def one_row_for(most_pages: int) -> int:
     """Cells of a row that has all pages of a small pool, 0 where there are too many."""
     ids = most_pages + 1
-    return max(ids, _LEAST_CELLS) if ids <= _ROW_CELLS else 0
+    return max(ids, _LEAST_CELLS) if ids <= _ROW_CELLS + 1 else 0
 
 
 def draw_ids(axes: Axes, grid: Grid, *, below: bool) -> None:

@@ -56,7 +56,7 @@ def page_map(
 ) -> Picture:
     """Draws every page of both pools, coloured and lettered by who has it.
 
-    Pools of up to 31 pages are one row each, with a line from every full page to its SWA page. In
+    Pools of up to 32 pages are one row each, with a line from every full page to its SWA page. In
     pools of up to 511 pages the number of the page on the other side stands in the cell. Of larger
     ones a tile stands for a run of pages: it is divided by what they are, has the letter of whoever
     holds most of it, and a black strip at its foot shows how many of its held pages are mapped.

@@ -192,7 +192,10 @@ def _full_view(host: AllocatorState, named: _Named) -> PoolView:
     if layout is not None and is_full is not None:
         absent = np.repeat(~np.asarray(is_full), layout.full_pages)
     kind = _kinds(host.full, named, absent)
-    partner = np.asarray(host.full_to_swa)
+    mapping = np.asarray(host.full_to_swa)
+    mapped = _mapped(mapping, host.config.swa_units)
+    partner = np.zeros_like(mapping)
+    partner[mapped] = mapping[mapped]
     return PoolView(kind, np.asarray(host.full.holders), named.count, partner)
 
 
@@ -238,7 +241,7 @@ def _kinds(
     places = int(pool.head) + int(pool.num_free) + np.arange(count)
     waiting = np.asarray(pool.ring)[places % size]
     waiting = waiting[(waiting > PAD_PAGE) & (waiting < holders.size)]
-    kind[waiting[kind[waiting] == FREE]] = PENDING
+    kind[waiting[np.isin(kind[waiting], (FREE, STALE))]] = PENDING  # named or not
     if absent is not None:
         kind[1:][absent & (kind[1:] == FREE)] = ABSENT
     kind[PAD_PAGE] = PADDING

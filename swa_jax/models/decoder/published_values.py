@@ -1,6 +1,5 @@
 """Values of a config.json: each of the type that it must have, and in range."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -25,8 +24,11 @@ def positive(values: Json, key: str, where: str = "") -> int:
 def number(values: Json, key: str, where: str = "") -> float:
     """A number above 0 that arithmetic can take."""
     value = values.get(key)
-    good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not _LEAST_NUMBER <= value <= _MOST_NUMBER or not math.isfinite(value):
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not _LEAST_NUMBER <= value <= _MOST_NUMBER  # nor is NaN
+    ):
         raise ValueError(
             f"{key} must be a positive number from {_LEAST_NUMBER:g} to {_MOST_NUMBER:g}{where}, "
             f"got {show(value)}"
