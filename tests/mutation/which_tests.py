@@ -1,0 +1,108 @@
+"""Which tests are asked for a mutant of which module: those most likely to notice come first."""
+
+from __future__ import annotations
+
+from .judge import Tests
+from .patch import Mutant
+
+WALK = Tests("test_laws.py", r"long_walk\[pages of 4-1")
+WALKS = Tests("test_laws.py", r"long_walk\[.*-1")
+LAWS = Tests("test_laws.py", r"test_law_0[1-8]|fault_kind")
+FAULTS = Tests("test_laws.py", "law_04_fault|fault_kind")
+SCENARIOS = Tests("test_scenarios.py")
+SEEDS = Tests("test_seeds.py", r"^(?!.*soak)")
+BY_SNAPSHOT = Tests("test_free_by_snapshot.py")
+SHARE = Tests("test_share.py", r"^(?!.*(eager|agree_with))")
+SHARE_BORDERS = Tests("test_share_borders.py")
+RINGS = Tests("test_request_ring.py", r"^(?!.*(equal_bits|never_shares))")
+UNIFIED = Tests("test_unified_pools.py", r"^(?!.*(published|equal_bits|known_bug))")
+PAGING = Tests("test_paging.py")
+RANK = Tests("test_rank.py")
+WINDOW = Tests("test_window_borders.py")
+BLOCKS = Tests("test_free_blocks.py", r"^(?!.*no_copy)")
+BROKEN_LAWS = Tests("test_check_laws.py")
+DAMAGE = Tests("test_mutations.py", "damaged")
+CHECK = Tests("test_check.py")
+INPUTS = Tests("test_inputs.py")
+CONFIG = Tests("test_config.py")
+LIMITS = Tests("test_limits.py")
+CORE = [WALK, SEEDS, SCENARIOS, WALKS, LAWS]
+
+PREFIX_SCENARIOS = Tests("test_prefix_scenarios.py")
+PREFIX_CALLS = Tests("test_prefix_cache.py")
+PREFIX_MISUSE = Tests("test_prefix_misuse.py", r"^(?!.*no_call_copies)")
+PREFIX_WALK = Tests("test_prefix_machine.py")
+PREFIX_OWN = Tests("test_prefix_own.py")
+PREFIX_SHARE = Tests("test_share_cache.py")
+PREFIX = [PREFIX_CALLS, PREFIX_SCENARIOS, PREFIX_MISUSE, PREFIX_WALK, PREFIX_SHARE]
+
+SERVING = [
+    Tests("test_serving_mutations.py", "without_a_mutant"),
+    Tests("test_serving_scenarios.py"),
+]
+SPECULATION = [Tests("test_speculation.py", "chain"), Tests("test_speculation.py")]
+DISAGG = [Tests("test_disagg_calls.py"), Tests("test_disagg_machine.py")]
+HOST = [
+    Tests("test_host_index.py"),
+    Tests("test_host_scenarios.py"),
+    Tests("test_host_machine.py"),
+]
+REPLAY = [
+    Tests("test_replay_shares.py"),
+    Tests("test_replay_mutants.py", "nothing_is_noticed"),
+    Tests("test_replay_scenarios.py"),
+    Tests("test_replay.py"),
+]
+
+GROUPS: dict[str, tuple[str, list[Tests]]] = {
+    "prefix_cache": (
+        "find insert match evict evict_lacking locks leaving select kept_windows receipts table",
+        PREFIX,
+    ),
+    "serving": ("admit room chunk finish rollback decode prefill", SERVING),
+    "disagg": ("preallocate receive commit abort inbox", DISAGG),
+    "host_cache": ("claim index plan", HOST),
+    "replay": ("admit grow release", REPLAY),
+}
+TESTS: dict[str, list[Tests]] = {
+    "paging.py": [PAGING, RANK, *CORE, LIMITS],
+    "pool.py": [*CORE, UNIFIED, LIMITS],
+    "rank.py": [RANK, *CORE],
+    "grant.py": [*CORE, SHARE, RINGS],
+    "plan_extend.py": [*CORE, SHARE, LIMITS],
+    "plan_decode.py": [*CORE, SHARE],
+    "plan_free.py": [BY_SNAPSHOT, *CORE, SHARE, RINGS],
+    "free_blocks.py": [BLOCKS],
+    "last_page.py": [*CORE, SHARE],
+    "window.py": [WINDOW, *CORE, SHARE],
+    "leave_windows.py": REPLAY,
+    "mapping.py": [*CORE, SHARE],
+    "share.py": [SHARE_BORDERS, SHARE, Tests("test_share.py", "agree_with")],
+    "share_pages.py": SERVING,
+    "group.py": [SEEDS, SCENARIOS, WALK],
+    "request_ring.py": [RINGS, Tests("test_request_ring.py")],
+    "rebalance.py": [UNIFIED],
+    "unified.py": [UNIFIED],
+    "faults.py": [FAULTS, WALK, LAWS],
+    "check.py": [BROKEN_LAWS, DAMAGE, CHECK, RINGS, UNIFIED],
+    "inputs.py": [INPUTS, LAWS],
+    "config.py": [CONFIG, RINGS, LIMITS, UNIFIED],
+    "prefix_cache/own.py": [PREFIX_OWN, *PREFIX],
+    "serving/verify.py": SPECULATION,
+    **{
+        f"{folder}/{name}.py": tests
+        for folder, (names, tests) in GROUPS.items()
+        for name in names.split()
+    },
+}
+
+
+def tests_for(mutant: Mutant, first: int) -> list[Tests]:
+    """The test that is meant to see a mutant, where it names one, then those of its module.
+
+    Args:
+      mutant: any.
+      first: most entries.
+    """
+    meant = [Tests(*mutant.seen_by)] if mutant.seen_by else []
+    return [*meant, *TESTS[mutant.file]][:first]

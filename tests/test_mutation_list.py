@@ -1,0 +1,77 @@
+"""The mutation suite itself: `python -m tests.mutation` runs it, here it is kept in order."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutation.command import all_mutants, choose, score
+from tests.mutation.explained import EXPLAINED
+from tests.mutation.generate import mutants_of
+from tests.mutation.judge import KILLED, SURVIVED, Outcome
+from tests.mutation.known import KNOWN
+from tests.mutation.patch import ROOT, Mutant, source_of
+from tests.mutation.which_tests import TESTS
+
+MUTANTS = all_mutants()
+# Each is seen by the first tests that it is tried on, which compile little.
+SAMPLE = r"^paging:pages_for: offset_of|B04 the end|^config:_positive_int: number < 1 =>"
+
+
+@pytest.mark.parametrize("mutant", KNOWN, ids=lambda mutant: mutant.name)
+def test_a_known_bug_still_applies_and_says_where(mutant):
+    changed = mutant.apply(source_of(mutant.file))
+    assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source_of(mutant.file)))
+    functions = [node for node in ast.walk(ast.parse(changed)) if isinstance(node, ast.FunctionDef)]
+    (function,) = [node for node in functions if node.name == mutant.where]
+    assert mutant.new in ast.get_source_segment(changed, function)
+
+
+def test_names_are_of_one_mutant_each():
+    names = [mutant.name for mutant in MUTANTS]
+    assert len(set(names)) == len(names)
+
+
+def test_what_is_explained_is_a_mutant():
+    assert set(EXPLAINED) <= {mutant.name for mutant in MUTANTS}
+    assert all(len(reason.split()) >= 5 for reason in EXPLAINED.values())
+
+
+def test_every_module_has_tests_that_exist():
+    for file, tests in TESTS.items():
+        assert source_of(file)
+        assert tests
+        assert all((ROOT / "tests" / each.file).is_file() for each in tests)
+    assert {mutant.file for mutant in KNOWN} <= set(TESTS)
+
+
+@pytest.mark.parametrize("file", ["pool.py", "prefix_cache/locks.py"])
+def test_generated_mutants_are_one_change_each(file):
+    source = source_of(file)
+    for mutant in mutants_of(file):
+        assert ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source)), mutant.name
+
+
+def test_a_patch_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="once, is 0 times"):
+        Mutant("pool.py", "take", "no such line", "", "a bug").apply("")
+    with pytest.raises(ValueError, match="once, is 2 times"):
+        Mutant("pool.py", "take", "a", "b", "a bug").apply("a a")
+    with pytest.raises(ValueError, match="any more"):
+        Mutant("pool.py", "take", "a", "b", start=1).apply("ab")
+
+
+def test_the_score_counts_by_module():
+    name = next(mutant.name for mutant in MUTANTS if mutant.file == "pool.py")
+    text = score({name: Outcome(KILLED, "", 1.0), "rank:x: a => b": Outcome(SURVIVED, "", 1.0)})
+    assert [line.split()[0] for line in text.splitlines()] == ["module", "pool", "rank", "all"]
+
+
+def test_a_sample_is_run_and_killed():
+    assert len(choose(MUTANTS, SAMPLE, 1)) == 3
+    command = [sys.executable, "-m", "tests.mutation", "--only", SAMPLE, "--first", "1"]
+    done = subprocess.run(command, cwd=Path(ROOT), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("killed  ") == 4  # three mutants, and the head of the table
