@@ -12,26 +12,32 @@ its number and by its line in the program, with the law, the pages and their own
 
 The checks are those of `jax.experimental.checkify`. Each looks at both pools as a whole, so a call
 costs as much as passes over them: this is for tests and for hunting a bug, in small pools. Checkify
-cannot look into a `while_loop` under `vmap`; a `scan`, or `vmap` alone, it can.
+cannot look into a `while_loop` under `vmap`; a `scan`, or `vmap` alone, it can. `jax.jit(serve)` in
+the place of `checking(serve)` is refused. Calls that are not compiled are checked one by one.
 """
 
+import functools
 import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import checkify
 
 import swa_jax as swa
 from swa_jax.check import LAWS, InvariantError
 from swa_jax.config import PoolConfig
-from swa_jax.debug.calls import CALLS, is_transition
+from swa_jax.debug.calls import CALLS
+from swa_jax.debug.device_laws import AS_ASKED, GRANTED_ONCE, call_laws
 from swa_jax.grant import Grant
 from swa_jax.odd_pages import odd_pages
 from swa_jax.paging import look_up, page_of
@@ -44,7 +50,10 @@ T = TypeVar("T")
 _NAMED = 6  # pages of each pool that a failure names
 _NOBODY_KNOWN = -(2**31)  # owner of a page that was never granted here
 _MARK = "swa_jax.checked"
+_LOOKED_AT = ContextVar("looked at", default=False)  # whether `checking` traces a function
 _STEP_LAWS = {
+    AS_ASKED: "Laws 3 to 8: a call changes just what its description says",
+    GRANTED_ONCE: "Law 3: what is handed out was nobody's",
     "all_or_nothing": "Law 2: a refused call leaves both pools as they were",
     "padding_never_granted": "Law 1: no slot of the padding page is granted",
     "granted_was_free": "Law 3: what is granted is held afterwards",
@@ -57,7 +66,7 @@ _STEP_LAWS = {
     data_fields=["state", "calls", "failed", "full_owner", "swa_owner"],
     meta_fields=[],
 )
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Checked:
     """A state, and what is known of how it came about."""
 
@@ -66,6 +75,17 @@ class Checked:
     failed: jax.Array  # bool[] one of them broke a law: the later ones are not looked at
     full_owner: jax.Array  # int32[F+1] who was granted each page last; -1 - n: the n-th call
     swa_owner: jax.Array  # int32[S+1] likewise of SWA pages, or rings
+
+    def __repr__(self) -> str:
+        """How many calls there were and whether one broke a law, and the state in words."""
+        try:
+            calls, failed = np.unique(self.calls).tolist(), bool(np.any(self.failed))
+        except Exception:  # traced or donated; a repr must not fail
+            return f"Checked (its calls are not known here)\n{self.state!r}"
+        count = " to ".join(map(str, dict.fromkeys((calls[0], calls[-1])))) if calls else "0"
+        word = "call" if count == "1" else "calls"
+        broke = ", one of which broke a law" if failed else ""
+        return f"Checked after {count} {word}{broke}\n{self.state!r}"
 
 
 def init(config: PoolConfig) -> Checked:
@@ -103,7 +123,16 @@ def checking(
       The function. It waits for the device, and raises `InvariantError` where a call broke a law:
       one line that names the first such call, the laws, the pages and their owners.
     """
-    compiled = jax.jit(checkify.checkify(function, errors=checkify.user_checks), **how)
+
+    @functools.wraps(function)
+    def looked_at(*args: Any, **kwargs: Any) -> T:  # noqa: ANN401
+        mark = _LOOKED_AT.set(True)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _LOOKED_AT.reset(mark)
+
+    compiled = jax.jit(checkify.checkify(looked_at, errors=checkify.user_checks), **how)
 
     def call(*args: Any, **kwargs: Any) -> T:  # noqa: ANN401
         error, result = compiled(*args, **kwargs)
@@ -123,7 +152,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     made = getattr(swa, name)
     if not inspect.isfunction(made) and not hasattr(made, "__wrapped__"):
         return made  # a class, or data
-    return partial(_checked_call, name) if is_transition(name) else partial(_plain_call, name)
+    return partial(_checked_call if name in CALLS else _plain_call, name)
 
 
 def __dir__() -> list[str]:
@@ -133,14 +162,19 @@ def __dir__() -> list[str]:
 def _plain_call(name: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     """What reads a state reads that of a `Checked`."""
     call = getattr(swa, name)
-    return call(*map(_bare, args), **{key: _bare(value) for key, value in kwargs.items()})
+    return call(*map(_bare, args), **_all_bare(kwargs))
+
+
+def _all_bare(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {key: _bare(value) for key, value in kwargs.items()}
 
 
 def _bare(value: object) -> Any:  # noqa: ANN401
     return value.state if isinstance(value, Checked) else value
 
 
-def _checked_call(name: str, checked: Checked, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+def _checked_call(name: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    checked, args = (args[0], args[1:]) if args else (kwargs.pop("state", None), ())
     if not isinstance(checked, Checked):
         raise ValueError(
             f"{name} takes a Checked here, of swa_jax.checked.init(config) or watch(state), got "
@@ -154,15 +188,26 @@ def _checked_call(name: str, checked: Checked, *args: Any, **kwargs: Any) -> Any
     who = -1 - number if owner is None else jnp.asarray(owner, jnp.int32)
     given = _given(name, answer, args, kwargs, who)
     made = replace(_with_owners(checked, after, answer, given), state=after, calls=number)
-    made = _look(name, _line_of_caller(), checked, made, answer)
+    renamed = dict(kind.renamed)
+    names = [renamed.get(own, own) for own in kind.arguments]
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    laws = call_laws(name, checked.state, after, answer, arguments)
+    made = _look(name, _line_of_caller(), checked, made, answer, laws)
     return made if answer is None else (made, answer)
 
 
 def _line_of_caller() -> str:
-    """Where in the program the call stands."""
-    frame = sys._getframe(2)
+    """Where in the program the call stands: the nearest line that is neither JAX's nor ours."""
+    frame = here = sys._getframe(1)
+    while frame.f_back is not None and _package_of(frame) in ("jax", "jaxlib", "swa_jax"):
+        frame = frame.f_back
+    frame = here if _package_of(frame) in ("jax", "jaxlib", "swa_jax") else frame
     place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
     return re.sub(r"[\s|{}]", "_", place)
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 # ---- who holds what --------------------------------------------------------------------------
@@ -229,23 +274,40 @@ class _Seen(NamedTuple):
     swa_owner: jax.Array
 
 
-def _look(name: str, where: str, before: Checked, made: Checked, answer: object) -> Checked:
-    """Checks the laws of a call that was made."""
-    laws = dict(swa.invariants(made.state))
+def _look(
+    name: str,
+    where: str,
+    before: Checked,
+    made: Checked,
+    answer: object,
+    of_call: dict[str, jax.Array],
+) -> Checked:
+    """Checks the laws of a call that was made; `of_call` holds those of this call alone."""
+    laws = dict(swa.invariants(made.state)) | of_call
     if isinstance(answer, Grant):
         laws |= swa.step_invariants(before.state, made.state, answer)
+    if type(made.calls).__name__ == "DynamicJaxprTracer" and not _LOOKED_AT.get():
+        raise ValueError(
+            "a program whose calls are checked must be compiled by swa_jax.checked.checking(serve) "
+            "in the place of jax.jit(serve); so must a lax.scan or a lax.cond of such calls"
+        )
     holds = jnp.stack(list(laws.values()))
     breaks = ~before.failed & ~jnp.all(holds)
     nothing = _Seen(*(jnp.full(_NAMED, -1, jnp.int32) for _ in _Seen._fields))
     seen = jax.lax.cond(breaks, _odd, lambda _: nothing, made)
-    checkify.check(
-        ~breaks,
-        f"{_MARK}|{name}|{where}|{','.join(laws)}|{{number}}|{{holds}}|"
-        + "|".join(f"{{{field}}}" for field in _Seen._fields),
-        number=made.calls,
-        holds=holds.astype(jnp.int32),
-        **seen._asdict(),
-    )
+    try:
+        checkify.check(
+            ~breaks,
+            f"{_MARK}|{name}|{where}|{','.join(laws)}|{{number}}|{{holds}}|"
+            + "|".join(f"{{{field}}}" for field in _Seen._fields),
+            number=made.calls,
+            holds=holds.astype(jnp.int32),
+            **seen._asdict(),
+        )
+    except Exception as error:  # of a call that is not compiled
+        if not str(error).startswith(_MARK):
+            raise
+        raise InvariantError(_told(str(error), ())) from None
     return replace(made, failed=before.failed | breaks)
 
 

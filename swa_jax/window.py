@@ -97,7 +97,8 @@ def free_out_of_window(
       The allocator after the call, and int32[B] the new evicted_lens.
 
     Refused, counted, and the row left as it was:
-      bad_length: `evicted_lens` below 0, or a frontier past the width of the table, once a row.
+      bad_length: `evicted_lens` below 0, or, where something is left to free, a frontier past the
+        width of the table, once a row.
       misaligned: `evicted_lens` inside a page, once a row.
       double_free, out_of_range: of the table's slots, as for `free_swa`.
 

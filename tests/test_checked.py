@@ -18,6 +18,7 @@ from swa_jax.debug import load, run
 from swa_jax.odd_pages import odd_pages
 
 CONFIG = swa.PoolConfig(32, 32, 4, 4)
+RIGHT = {name: getattr(swa, name) for name in ("alloc", "copy_on_write", "free_group_begin")}
 
 
 def served(state, breaks_at):
@@ -92,6 +93,65 @@ def test_a_donated_state_in_a_while_loop_and_names_of_owners():
         run_it(checked.init(CONFIG), True)
 
 
+def broken_state():
+    """A page of the full pool is lost."""
+    state = checked.init(CONFIG)
+    full = dataclasses.replace(state.state.full, num_free=state.state.full.num_free - 1)
+    return dataclasses.replace(state, state=dataclasses.replace(state.state, full=full))
+
+
+def test_a_call_that_is_not_compiled_is_looked_at_and_may_name_its_state():
+    state = checked.free(state=checked.init(CONFIG), slots=[0])
+    assert repr(state).startswith("Checked after 1 call\nAllocatorState: 8 full")
+    assert "not known here" in jax.eval_shape(lambda s: s, state).__repr__()
+    with pytest.raises(swa.InvariantError, match=r"call 1, free at .*.py:\d+, broke cons"):
+        checked.free(broken_state(), [0])
+
+
+def test_a_call_that_is_passed_on_is_named_where_it_is_passed():
+    def program(state, now):
+        return jax.lax.cond(now, checked.free_group_begin, lambda state: state, state)
+
+    line = program.__code__.co_firstlineno + 1
+    with pytest.raises(swa.InvariantError, match=f"begin at test_checked.py:{line}, broke"):
+        checked.checking(program)(broken_state(), True)
+
+
+def test_a_program_that_is_compiled_without_checking_says_what_to_use():
+    with pytest.raises(ValueError, match=r"must be compiled by swa_jax.checked.checking\(serve\)"):
+        jax.jit(lambda state: checked.free(state, [0]))(checked.init(CONFIG))
+
+
+def changes_though_refused(state, seq_lens, last_loc):
+    answer = RIGHT["copy_on_write"](state, seq_lens, last_loc)[1]
+    state, _ = RIGHT["alloc"](state, 4, capacity=32)
+    return state, dataclasses.replace(answer, ok=jnp.asarray(False))
+
+
+# replaced, by what, arguments, law
+BUGS = {
+    "a refusal changes the state": (
+        "copy_on_write",
+        changes_though_refused,
+        ([0], [-1]),
+        "all_or_nothing",
+    ),
+    "a share is not counted": ("share", lambda state, slots: state, ([4],), "as_asked"),
+    "a free takes nothing": ("free", lambda state, slots: state, ([4],), "as_asked"),
+    "a group stays open": ("free_group_end", RIGHT["free_group_begin"], (), "as_asked"),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_call_that_does_not_do_what_it_says_is_named(bug, monkeypatch):
+    name, wrong, arguments, law = BUGS[bug]
+    state, _ = checked.alloc(checked.init(CONFIG), 8, capacity=32)
+    getattr(checked, name)(state, *arguments)
+    monkeypatch.setattr(swa, name, wrong)
+    with pytest.raises(swa.InvariantError, match=f"call 2, {name} at .* broke {law} "):
+        getattr(checked, name)(state, *arguments)
+
+
 def test_everything_of_the_package_is_there():
     for name in swa.__all__:
         assert getattr(checked, name) is not None
@@ -150,7 +210,7 @@ def test_a_bug_is_named_by_the_call_of_the_program_and_by_its_owners():
     ):
         run_checked(program)
     text = str(raised.value)
-    assert text.startswith("call 2, free_swa at checked_program.py:")
+    assert text.startswith("call 2, free_swa at test_checked.py:")
     assert "full page 1 (held by request 1), SWA page 1 (released; was request 1's)" in text
 
 

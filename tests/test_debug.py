@@ -111,6 +111,13 @@ def test_a_recorder_looks_like_the_package():
         (lambda r: r.alloc(2.5, capacity=4), ValueError, "num_tokens must hold integers"),
         (lambda r: r.alloc(4, capacity=4, owner="\x1b[2J"), ValueError, "owner must be printable"),
         (lambda r: r.alloc(4, capacity=4, owner=7), TypeError, "unexpected keyword"),
+        (lambda r: r.alloc(4, capacity=4.9), ValueError, "capacity must be a positive Python int"),
+        (lambda r: r.alloc(4, capacity="4"), ValueError, "capacity must be a positive Python int"),
+        (
+            lambda r: r.free_out_of_window(np.zeros((0, 8), np.int32), [], []),
+            ValueError,
+            "req_to_token must have at least one row",
+        ),
         (lambda r: r.free(4, 5), TypeError, "too many positional"),
         (lambda r: r.free([[4]]), ValueError, "1 dimension"),
         (lambda r: r.free([2**31]), ValueError, "int32"),
@@ -156,6 +163,8 @@ def test_a_timeline_steps_back_and_forth():
             timeline.goto(wrong)
     with pytest.raises(IndexError):
         timeline.step(3)
+    with pytest.raises(TypeError, match=r"must be an integer, got 0\.5"):
+        timeline.goto(0.5)
     assert timeline.at == 2
 
 
@@ -211,6 +220,44 @@ def test_a_difference_names_owners_laws_and_misuse():
     told = str(debug.diff(state, damaged))
     assert "no_stale_mapping: holds -> broken" in told
     assert "page 1: none -> SWA page 4" in told
+
+
+def test_a_page_that_changed_hands_is_told_though_its_count_is_the_same():
+    recorder = debug.Recorder(CONFIG)
+    slots = recorder.alloc(8, capacity=32, owner="A").slots
+    recorder.share(slots, owner="B")
+    recorder.free(slots, owner="A")
+    recorder.share(slots, owner="C")
+    timeline = debug.run(recorder.program)
+    assert "pages 1-2: held by A -> held by B" in str(timeline.diff(1, 3))
+    told = "pages 1-2: shared by A, B (2 holders) -> shared by B, C (2 holders)"
+    assert str(timeline.diff(2, 4)).splitlines() == [
+        "full pool",
+        f"  {told}",
+        "SWA pool",
+        f"  {told}",
+    ]
+
+
+def test_a_page_of_a_pure_swa_pool_is_whose_swa_side_it_is():
+    recorder = debug.Recorder(swa.PoolConfig.pure_swa(32, 4, 4))
+    slots = recorder.alloc(32, capacity=32, owner="A").slots
+    recorder.free_swa(slots, owner="A")
+    again = recorder.alloc(32, capacity=32, owner="B").slots
+    np.testing.assert_array_equal(recorder.owners["B"], np.sort(again))
+    assert list(recorder.owners) == ["B"]
+    assert "pages 1-8: held by A -> held by B" in str(debug.run(recorder.program).diff(1, 3))
+
+
+def test_what_has_no_values_any_more_is_not_compared():
+    state, donated = swa.init(CONFIG), swa.snapshot(swa.init(CONFIG))
+    for leaf in jax.tree.leaves(donated):
+        leaf.delete()
+    with pytest.raises(ValueError, match=r"before .* was donated .*snapshot\(state\)"):
+        debug.diff(donated, state)
+    for call in (debug.run, debug.first_failure):
+        with pytest.raises(ValueError, match="program must be a Program, such as"):
+            call(None)
 
 
 def test_a_difference_is_of_two_states_of_one_allocator():

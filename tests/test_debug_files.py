@@ -336,3 +336,14 @@ def test_a_spoiled_file_is_read_or_refused(data):
     except ValueError:
         return
     assert from_text(as_text(program)) == program
+
+
+def test_a_name_that_comes_twice_is_found_at_once():
+    names = ", ".join(f'"k{i}": 0' for i in range(20_000))
+    with pytest.raises(ValueError, match="'k19999' is given twice"):
+        from_text(f'{{{names}, "k19999": 1}}')
+
+
+def test_a_number_of_thousands_of_digits_is_refused_in_our_words():
+    with pytest.raises(ValueError, match="a number of 5000 digits is none that int32 holds"):
+        from_text(f'{{"version": {"9" * 5000}}}')

@@ -64,7 +64,7 @@ def check(
     with the pages and who holds them. Of a saved state they are checked as it is, with its prefix
     cache.
     """
-    with bad_input():
+    with bad_input(sizes_are_options=False):
         out = JsonOutput(json_file, reads={f"what is checked, {file}": file for file in files})
         from swa_jax.commands.progress import show_progress
         from swa_jax.debug.checked_file import check_file, open_file

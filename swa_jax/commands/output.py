@@ -28,11 +28,17 @@ class InputError(Exception):
 
 
 @contextlib.contextmanager
-def bad_input() -> Iterator[None]:
-    """A ValueError in here is the user's to mend."""
+def bad_input(*, sizes_are_options: bool = True) -> Iterator[None]:
+    """A ValueError in here is the user's to mend.
+
+    Args:
+      sizes_are_options: names of a pool's sizes are said as the options that set them.
+    """
     try:
         yield
     except ValueError as error:
+        if not sizes_are_options:
+            raise InputError(str(error)) from None
         from swa_jax.replay.pool_options import in_option_names
 
         raise InputError(in_option_names(error)) from None

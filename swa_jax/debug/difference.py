@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 import swa_jax as swa
 from swa_jax.debug.owners import Names, Owners, held_by, owners_of_slots
@@ -102,6 +103,15 @@ def diff(
     Raises:
       ValueError: states of two configurations, or a batch of states.
     """
+    for name, state in (("before", before), ("after", after)):
+        if not isinstance(state, AllocatorState):
+            raise ValueError(f"{name} must be an AllocatorState, got {type(state).__name__}")
+        leaves = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
+        if any(leaf.is_deleted() for leaf in leaves if not isinstance(leaf, Tracer)):
+            raise ValueError(
+                f"{name} has no values any more: it was donated to a later call, or deleted. Keep "
+                "swa_jax.snapshot(state) of it"
+            )
     if owners is None:
         return difference(before, after, Owners(), Owners())
     maps = [np.asarray(state.full_to_swa) for state in (before, after)]
@@ -131,6 +141,8 @@ def difference(
 
 def _changes(one: PoolPages, other: PoolPages, were: Names, are: Names) -> Iterator[Change]:
     differ = (one.status != other.status) | (one.holders != other.holders)
+    for page in were.keys() & are.keys():  # it changed hands, though its count is the same
+        differ[page] |= set(were[page]) != set(are[page]) and one.status[page] == HELD
     for page in np.flatnonzero(differ).tolist():
         yield Change(page, _in_words(one, page, were), _in_words(other, page, are))
 

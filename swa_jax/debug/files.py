@@ -22,6 +22,7 @@ from swa_jax.unified import UnifiedLayout
 FORMAT, VERSION = "swa_jax program", 1
 _OF_A_FILE = ("format", "version", "about", "config", "calls")
 _OF_A_CALL = ("call", "name", "owner", "left", "ok", "faults")
+_MOST_DIGITS = 4000
 _FLAGS = ("chunked", "pure_swa_pool")
 
 
@@ -117,7 +118,9 @@ def from_text(text: str | bytes) -> Program:
       ValueError: as for `load`.
     """
     try:
-        plain = json.loads(text, parse_constant=_no_number, object_pairs_hook=_once_each)
+        plain = json.loads(
+            text, parse_constant=_no_number, parse_int=_int, object_pairs_hook=_once_each
+        )
     except RecursionError:
         raise ValueError("its lists are too deep") from None
     except UnicodeDecodeError:
@@ -145,12 +148,19 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number that a program can hold")
 
 
+def _int(digits: str) -> int:
+    """Python reads no number of thousands of digits, and says so in words of its own."""
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits is none that int32 holds")
+    return int(digits)
+
+
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{shown(twice)} is given twice in one object")
+    made: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in made:
+            raise ValueError(f"{shown(name)} is given twice in one object")
+        made[name] = value
     return made
 
 

@@ -26,10 +26,21 @@ class Owners:
         that it takes from one of several is that owner's, or the last one's.
         """
         name = step.call.owner or f"call {step.number}"
-        return Owners(
-            _follow(self.full, step.before.full.holders, step.after.full.holders, name),
-            _follow(self.swa, step.before.swa.holders, step.after.swa.holders, name),
-        )
+        swa_pages = _follow(self.swa, step.before.swa.holders, step.after.swa.holders, name)
+        full = _follow(self.full, step.before.full.holders, step.after.full.holders, name)
+        if step.before.config.pure_swa_pool:
+            full = _granted_again(full, swa_pages, step)
+        return Owners(full, swa_pages)
+
+
+def _granted_again(full: Names, of_swa: Names, step: Step) -> Names:
+    """In a pure SWA pool a page is its SWA side, and the count of its full side may stay as it is.
+
+    That is so where who left his window there never gave the full side back.
+    """
+    was, now = np.asarray(step.before.swa.holders), np.asarray(step.after.swa.holders)
+    new = np.flatnonzero((was == 0) & (now > 0)).tolist()
+    return {**full, **{page: of_swa[page] for page in new if page in of_swa}}
 
 
 def _follow(names: Names, before: object, after: object, name: str) -> Names:

@@ -118,6 +118,11 @@ def check_program(program: Program) -> None:
     Raises:
       ValueError: the first thing that is wrong, with its call.
     """
+    if not isinstance(program, Program):
+        raise ValueError(
+            "program must be a Program, such as Recorder.program or load(path) gives, got "
+            f"{shown(program)}"
+        )
     if not isinstance(program.config, PoolConfig):
         raise ValueError(f"config must be a PoolConfig, got {shown(program.config)}")
     most = state_bytes(program.config)

@@ -5,6 +5,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ from swa_jax.debug.owners import Owners, slots_by_name
 from swa_jax.debug.play import Answers, handed_out, perform
 from swa_jax.debug.program import Call, Program, check_owner
 from swa_jax.debug.values import Given, Item, Value, compress
-from swa_jax.inputs import as_bool, as_int32
+from swa_jax.inputs import as_bool, as_int32, check_capacity, whole_number
 from swa_jax.state import AllocatorState
 
 _Named: TypeAlias = Mapping[str, Mapping[int, Given]]  # by kind and number: who handed it out
@@ -82,7 +83,9 @@ class Recorder:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """The method that makes a call and writes it down."""
         if name not in CALLS:
-            raise AttributeError(f"no such call: {name!r}; known are {', '.join(CALLS)}")
+            near = get_close_matches(name, CALLS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(CALLS)}"
+            raise AttributeError(f"no such call: {name!r}; {hint}")
         signature = _signature(name)
 
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -140,11 +143,16 @@ class Recorder:
         if kind is Kind.STATE:
             return self._number_of(value)
         if kind is Kind.STATIC:
-            return value if isinstance(value, bool) else int(value)
+            if name == "capacity":
+                return check_capacity(value)
+            return whole_number(name, value, 1)
         if kind is Kind.MARKS:
             return np.asarray(as_bool(name, value)).tolist()
         dimensions = {Kind.NUMBER: 0, Kind.TABLE: 2}.get(kind, 1)
-        numbers = np.asarray(as_int32(name, value, dimensions)).tolist()
+        array = np.asarray(as_int32(name, value, dimensions))
+        if kind is Kind.TABLE and not len(array):
+            raise ValueError(f"{name} must have at least one row, got shape {array.shape}")
+        numbers = array.tolist()
         if kind is Kind.TABLE:
             return [_items(kind, row, given) for row in numbers]
         return numbers if kind is Kind.NUMBER else _items(kind, numbers, given)

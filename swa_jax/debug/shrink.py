@@ -52,15 +52,16 @@ def shrink(program: Program, fails: Fails) -> Program:
     whole = without_outcomes(program)
     if not asked(whole):
         raise ValueError(
-            "the program does not fail, so there is nothing to shrink (what its calls came to when "
-            "they were recorded is left out: compare it in fails)"
+            "fails(program) is False for the program itself, so there is nothing to shrink. It is "
+            "given the program without the outcomes that were recorded"
         )
     smallest = _shortest_start(whole, asked)
     while True:
         before = smallest
         smallest = _leave_out(hypothesis, smallest, asked)
         smallest = _make_smaller(hypothesis, smallest, asked)
-        if len(smallest) == len(before):
+        smallest = _one_by_one(smallest, asked)
+        if smallest == before:
             return _trimmed(smallest, asked)
 
 
@@ -68,7 +69,9 @@ def _require_hypothesis() -> ModuleType:
     try:
         return importlib.import_module("hypothesis")
     except ImportError as error:
-        raise ImportError("shrinking a program needs Hypothesis: pip install hypothesis") from error
+        raise ImportError(
+            'shrinking a program needs Hypothesis: pip install "swa-jax[debug]"'
+        ) from error
 
 
 class _Asked:
@@ -131,6 +134,17 @@ def _leave_out(hypothesis: ModuleType, program: Program, fails: Fails) -> Progra
         rest = functools.partial(_without_drawn, program, start)
         program = _search(hypothesis, [_MOST] * (end - start), rest, fails) or program
         end = start
+    return program
+
+
+def _one_by_one(program: Program, fails: Fails) -> Program:
+    """No single call can be left out of what this gives; a smaller argument may have freed one."""
+    place = len(program) - 1
+    while place >= 0:
+        shorter = without_calls(program, {place})
+        if fails(shorter):
+            program, place = shorter, len(shorter)
+        place -= 1
     return program
 
 

@@ -1,22 +1,32 @@
 """Laws that only a call shows: what it did, beside what it was asked for. On the host.
 
-They say less than what each call must do in full, which is the business of the tests' oracle: no
-law here may depend on the order in which pages are granted.
+No law here depends on the order in which pages are granted: that is the business of the tests'
+oracle. What a call takes from and gives to whom it names is worked out in `effects`.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from swa_jax.debug.calls import DAMAGE, Kind
 from swa_jax.debug.culprits import NO_PAGES, Broken, Pages
+from swa_jax.debug.effects import View, view, wanted
+from swa_jax.debug.grant_laws import (
+    IN_ORDER,
+    IN_ORDER_TEXT,
+    MOVED_SHARES,
+    MOVED_TEXT,
+    copied,
+    in_order,
+)
 from swa_jax.debug.outcomes import differs, outcome_of
 from swa_jax.debug.play import Step, handed_out
+from swa_jax.debug.values import MOST_INT
 from swa_jax.debug.window_law import WINDOW_KEPT, WINDOW_TEXT, left_windows
+from swa_jax.faults import FAULT_KINDS
 from swa_jax.grant import Grant
-from swa_jax.state import PAD_PAGE, AllocatorState
+from swa_jax.state import PAD_PAGE, AllocatorState, init
 
 ALL_OR_NOTHING = "all_or_nothing"
 OTHERS_UNTOUCHED = "others_untouched"
@@ -24,6 +34,7 @@ GRANTED_ONCE = "granted_once"
 GRANTED_MAPPING = "granted_mapping"
 GRANTED_IN_FULL = "granted_in_full"
 SETTLED_AT_THE_CALL = "settled_at_the_call"
+AS_ASKED = "as_asked"
 RECORDED = "as_recorded"
 STEP_LAWS = {
     ALL_OR_NOTHING: "Law 2: a refused call leaves both pools and the mapping as they were",
@@ -36,24 +47,14 @@ STEP_LAWS = {
     GRANTED_MAPPING: "Law 7: a granted page has just the mapping that its grant gives it",
     SETTLED_AT_THE_CALL: "Law 6: what a call frees is settled at the call, in a group as well",
     WINDOW_KEPT: WINDOW_TEXT,
+    AS_ASKED: "Laws 3 to 8: a call changes just what its description says, and counts its misuse",
+    IN_ORDER: IN_ORDER_TEXT,
+    MOVED_SHARES: MOVED_TEXT,
     RECORDED: "What came of the call when the program was recorded",
 }
 _WHOLE = ("free", "free_segment", "free_full")
 _OF_SWA = ("free_swa", "free_swa_segment", "free_swa_grouped")
 _SEGMENTS = ("free_segment", "free_swa_segment")
-
-
-class View(NamedTuple):
-    """What is read of a state, on the host."""
-
-    full: np.ndarray  # int32[F+1] holders
-    swa: np.ndarray  # int32[S+1] holders
-    mapping: np.ndarray  # int32[F+1]
-
-
-def view(state: AllocatorState) -> View:
-    """Reads a state. Waits for the device."""
-    return View(*jax.device_get((state.full.holders, state.swa.holders, state.full_to_swa)))
 
 
 def broken_by(step: Step) -> list[Broken]:
@@ -70,7 +71,9 @@ def broken_by(step: Step) -> list[Broken]:
         found += _others(step, before, after)
     if _ok(step):
         found += [*_once(step, before), *_in_full(step), *_mapping(step, before, after)]
-    found += [*_settled(step, before, after), *left_windows(step), *_recorded(step)]
+    found += [*_settled(step, before, after), *left_windows(step)]
+    found += [*_as_asked(step, before, after), *_queues(step), *in_order(step)]
+    found += [*copied(step, before, after), *_recorded(step)]
     return found
 
 
@@ -300,3 +303,52 @@ def _recorded(step: Step) -> Iterator[Broken]:
         found = differs(step.call.outcome, outcome_of(step))
         if found:
             yield Broken(RECORDED, NO_PAGES, found)
+
+
+def _as_asked(step: Step, before: View, after: View) -> Iterator[Broken]:
+    """Holders, mapping and counts of misuse are what the call's description makes of them."""
+    want = wanted(step, before)
+    if want is None:
+        return
+    full = _differ(want.full, after.full) | _differ(want.mapping, after.mapping)
+    swa_pages = _differ(want.swa, after.swa)
+    had, has = (np.asarray(state.faults, np.int64) for state in (step.before, step.after))
+    pairs = zip(FAULT_KINDS, had, strict=True)
+    right = [min(int(n) + want.faults.get(k, 0), MOST_INT) for k, n in pairs]
+    texts = [
+        f"{kind} went from {old} to {new}, and should be {should}"
+        for kind, old, new, should in zip(FAULT_KINDS, had, has, right, strict=True)
+        if new != should
+    ]
+    if full or swa_pages or texts:
+        yield Broken(AS_ASKED, Pages(sorted(full), sorted(swa_pages)), "; ".join(texts))
+
+
+def _queues(step: Step) -> Iterator[Broken]:
+    """What is pending and whether a group is open."""
+    name, before, after = step.call.name, step.before, step.after
+    if name == "clear":
+        fresh = init(before.config)
+        pairs = zip(jax.tree.leaves(fresh), jax.tree.leaves(after), strict=True)
+        if any(not np.array_equal(one, other) for one, other in pairs):
+            yield Broken(AS_ASKED, NO_PAGES, "the state is not as new")
+        return
+    is_open = {"free_group_begin": True, "free_group_end": False}
+    right = is_open.get(name, bool(before.group_open))
+    if bool(after.group_open) != right:
+        yield Broken(AS_ASKED, NO_PAGES, f"the free group is not {'open' if right else 'closed'}")
+    texts = []
+    for kind, was, now in (("full", before.full, after.full), ("SWA", before.swa, after.swa)):
+        pending, released = int(was.num_pending), np.count_nonzero((was.holders > 0) & now.free)
+        if name == "free_group_end":
+            pending = 0
+        elif (before.group_open or name == "free_swa_grouped") and _has_ring(before, kind):
+            pending += int(released)
+        if int(now.num_pending) != pending:
+            texts.append(f"{int(now.num_pending)} {kind} pages are pending, and not {pending}")
+    if texts:
+        yield Broken(AS_ASKED, NO_PAGES, "; ".join(texts))
+
+
+def _has_ring(state: AllocatorState, kind: str) -> bool:
+    return kind == "SWA" or not state.config.pure_swa_pool

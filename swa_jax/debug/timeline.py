@@ -10,7 +10,7 @@ from swa_jax.debug.limits import MOST_KEPT_BYTES
 from swa_jax.debug.outcomes import outcome_of
 from swa_jax.debug.owners import Owners, by_name, slots_by_name
 from swa_jax.debug.play import play
-from swa_jax.debug.program import Call, Outcome, Program, as_line
+from swa_jax.debug.program import Call, Outcome, Program, as_line, check_program
 from swa_jax.debug.watch import Failure, Watch
 from swa_jax.state import AllocatorState, state_bytes
 
@@ -61,7 +61,10 @@ class Timeline:
 
         Raises:
           IndexError: there is no such state.
+          TypeError: `number` is no integer.
         """
+        if not isinstance(number, int | np.integer):
+            raise TypeError(f"the number of a state must be an integer, got {number!r}")
         if isinstance(number, bool) or not 0 <= number < len(self.states):
             last = len(self.states) - 1
             raise IndexError(f"there are states 0 to {last}, one after each call; got {number!r}")
@@ -82,6 +85,8 @@ class Timeline:
         Raises:
           IndexError: past the start.
         """
+        if calls > self.at:
+            raise IndexError(f"cannot go back {calls} calls: this is the state after {self.at}")
         return self.goto(self.at - calls)
 
     @property
@@ -158,6 +163,7 @@ def run(program: Program) -> Timeline:
       ValueError: a program that cannot be run, names the call; or one with more states than can
         be kept, for which there is `first_failure`.
     """
+    check_program(program)
     kept = (len(program.calls) + 1) * state_bytes(program.config)
     if kept > MOST_KEPT_BYTES:
         raise ValueError(

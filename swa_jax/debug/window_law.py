@@ -13,7 +13,7 @@ WINDOW_TEXT = "Rule R8: what the next token sees keeps its SWA side, and whole p
 
 
 def left_windows(step: Step) -> Iterator[Broken]:
-    """Rows of `free_out_of_window` that gave back too much, or a part of a page.
+    """Rows of `free_out_of_window` that gave back too much or too little, or a part of a page.
 
     Args:
       step: any call.
@@ -21,19 +21,49 @@ def left_windows(step: Step) -> Iterator[Broken]:
     if step.call.name != "free_out_of_window":
         return
     config, arguments = step.before.config, step.arguments
-    lens, old = arguments["seq_lens"].tolist(), arguments["evicted_lens"].tolist()
-    insert = arguments.get("insert_lens")
-    kept = [None] * len(lens) if insert is None else insert.tolist()
+    lens, stride = arguments["seq_lens"].tolist(), arguments.get("stride", 1)
+    answer = np.asarray(step.answer).tolist()
     pages, texts = set[int](), []
-    for row, new in enumerate(np.asarray(step.answer).tolist()):
-        edge = max(old[row], _frontier(config, lens[row], kept[row]))
-        if new > edge or (new != old[row] and new % config.page_size):
-            stride = arguments.get("stride", 1)
-            slots = arguments["req_to_token"][row, edge // stride : max(new, 0) // stride]
+    for row, _, right, _ in row_moves(step):
+        new = answer[row]
+        if new != right:
+            slots = arguments["req_to_token"][row, max(min(new, right), 0) // stride :]
+            slots = slots[: -(-abs(new - right) // stride)]
             pages |= set((slots // config.page_size).tolist()) - {0}
-            texts.append(f"row {row} of {lens[row]} tokens gave back {new}, and {edge} may go")
+            texts.append(f"row {row} of {lens[row]} tokens gave back {new}, and {right} may go")
     if texts:
         yield Broken(WINDOW_KEPT, Pages(sorted(pages), []), "; ".join(texts[:4]))
+
+
+def row_moves(step: Step) -> Iterator[tuple[int, int, int, str | None]]:
+    """How far each row of `free_out_of_window` goes.
+
+    Args:
+      step: such a call.
+
+    Yields:
+      for each active row: its number, tokens that were given back before the call, tokens after
+      it, and the misuse that refuses it, None where it takes part.
+    """
+    config, arguments = step.before.config, step.arguments
+    lens, old = arguments["seq_lens"].tolist(), arguments["evicted_lens"].tolist()
+    rows, columns = arguments["req_to_token"].shape
+    insert, active = arguments.get("insert_lens"), arguments.get("active")
+    size, width = config.page_size, columns * arguments.get("stride", 1)
+    most = arguments.get("max_pages") or max(width // size, 1)
+    for row in range(rows):
+        if active is not None and not active[row]:
+            continue
+        start = old[row]
+        edge = _frontier(config, lens[row], None if insert is None else int(insert[row]))
+        if start < 0:
+            yield row, start, start, "bad_length"
+        elif start % size:
+            yield row, start, start, "misaligned"
+        elif edge > width and edge > start:
+            yield row, start, start, "bad_length"
+        else:
+            yield row, start, min(max(edge, start), start + most * size), None
 
 
 def _frontier(config: PoolConfig, tokens: int, insert: int | None) -> int:
