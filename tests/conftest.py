@@ -11,11 +11,32 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
-# A module that runs inside a peer's own tests, and imports what that peer needs.
-collect_ignore = ["peers/levanter_named.py"]
+# A module that runs inside a peer's own tests, and imports what that peer needs; and this file,
+# which has no docstring examples and is not the only one of its name.
+collect_ignore = ["peers/levanter_named.py", "conftest.py"]
 # Cases of a parametrised test of which others of the kind are always run: marked `long` here,
 # where their parameters are those of a list that is used elsewhere too.
 LONG_CASES = {
+    "peers/test_differential.py::test_equal_after_each_of_ten_thousand_calls[4]",
+    "test_benchmarks.py::test_smoke_run_with_peers",
+    "test_prefix_cache.py::test_when_everything_collides_every_answer_is_the_same[config2-options2]",
+    "test_replay_cache.py::test_requests_that_fill_the_pool_are_retracted_and_still_finish",
+    (
+        "test_serving.py::test_tokens_are_those_of_a_dense_pass"
+        "[gemma, page 1, window 6-no cache-speculative]"
+    ),
+    "test_serving_loop.py::test_every_request_gets_its_own_text[ngram]",
+    "test_serving_loop.py::test_every_request_gets_its_own_text[snapshot]",
+    "test_serving_mutations.py::test_a_match_across_a_tombstone_is_seen",
+    (
+        "test_serving_scenarios.py::test_b14_b15_what_drafts_reserve_comes_back_to_the_last_page"
+        "[snapshot]"
+    ),
+    (
+        "test_speculation.py::test_a_head_reads_what_the_model_made_of_the_text"
+        "[tree, page 1, snapshot]"
+    ),
+    ("test_speculation.py::test_samples_are_the_same_with_drafts[tree, page 1, cache, snapshot]"),
     "test_decoder_paged.py::test_prefill_in_chunks_and_decode_match_the_dense_pass[config2-16-5-6-False]",
     "test_decoder_paged.py::test_prefill_in_chunks_and_decode_match_the_dense_pass[config4-16-20-8-True]",
     "test_events.py::test_the_tree_of_a_replay_can_be_rebuilt",

@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
 
 from benchmarks import prefix_cache, vllm_classes, whole_replay
 from benchmarks.host_replay import HostReplay, Totals
@@ -19,6 +19,7 @@ from benchmarks.replay_store import PlainStore
 from swa_jax.config import PoolConfig
 from swa_jax.replay.driver import final_lengths
 
+ROOT = Path(__file__).parent.parent
 PLAIN = find_stores(engines=False)[0]
 
 

@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
 
 from benchmarks import levanter_side, peers, serving
 from benchmarks.peers import find_peers
@@ -21,6 +21,8 @@ from swa_jax.bench.baseline import FreeListAllocator
 from swa_jax.bench.cases import CASES, Driver, expect_all_free, fits, plan
 from swa_jax.bench.timing import Effort, Job, measure
 from swa_jax.bench.workload import SMOKE, Point, Workload
+
+ROOT = Path(__file__).parent.parent
 
 POINT = SMOKE.main
 EVERYTHING = {case.name for case in CASES}

@@ -1,10 +1,10 @@
 """The command line: outputs, exit codes, and one clear line where something is wrong."""
 
-import _thread
 import dataclasses
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -345,7 +345,8 @@ def test_an_interrupt_is_heard_while_the_replay_is_busy(monkeypatch, capsys):
     busy = threading.Event()
 
     def run_replay(*_):
-        _thread.interrupt_main()
+        # A signal, which also wakes a main thread that waits for a lock.
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         busy.wait(30)  # as native code does, it hears nothing
 
     monkeypatch.setattr(driver, "run_replay", run_replay)

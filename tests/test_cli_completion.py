@@ -6,9 +6,11 @@ import shutil
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
+
+ROOT = Path(__file__).parent.parent
 
 REPORT = (
     "import atexit, json, sys; sys.argv = ['swa-jax', *sys.argv[1:]]; "

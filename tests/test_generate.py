@@ -192,7 +192,7 @@ def test_checkpoints_that_cannot_be_read(folder, tmp_path, capsys):
     for file in ("tokenizer.json", "config.json", "model.safetensors"):
         Path(file).write_bytes((folder / file).read_bytes())
     Path("model.safetensors").write_bytes(b"no tensors")
-    assert ".: the tensors cannot be read: " in refused(capsys, *command("."))
+    assert "model.safetensors is no safetensors file: " in refused(capsys, *command("."))
     Path("model.safetensors").unlink()
     assert "model.safetensors" in refused(capsys, *command("."))
     Path("config.json").write_text("{}")

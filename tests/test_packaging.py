@@ -7,11 +7,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 import swa_jax
 from swa_jax import supported
 from swa_jax.doctor.extras import EXTRAS
+
+ROOT = Path(__file__).parent.parent
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # What only contributors install.
