@@ -346,7 +346,7 @@ def test_an_interrupt_is_heard_while_the_replay_is_busy(monkeypatch, capsys):
 
     def run_replay(*_):
         # A signal, which also wakes a main thread that waits for a lock.
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
         busy.wait(30)  # as native code does, it hears nothing
 
     monkeypatch.setattr(driver, "run_replay", run_replay)

@@ -164,7 +164,7 @@ def test_a_timeline_steps_back_and_forth():
     with pytest.raises(IndexError):
         timeline.step(3)
     with pytest.raises(TypeError, match=r"must be an integer, got 0\.5"):
-        timeline.goto(0.5)
+        timeline.goto(0.5)  # pyright: ignore[reportArgumentType]
     assert timeline.at == 2
 
 
@@ -257,7 +257,7 @@ def test_what_has_no_values_any_more_is_not_compared():
         debug.diff(donated, state)
     for call in (debug.run, debug.first_failure):
         with pytest.raises(ValueError, match="program must be a Program, such as"):
-            call(None)
+            call(None)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_difference_is_of_two_states_of_one_allocator():
