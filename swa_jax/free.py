@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from swa_jax.free_blocks import Plan, free_in_blocks, pays
 from swa_jax.inputs import Ints, as_int32
+from swa_jax.paging import not_alone
 from swa_jax.plan_free import (
     commit_free,
     name_pages,
@@ -60,8 +61,7 @@ def _give_up(
     """Plans and commits for the pages that int32[T] slots name: at once, or by blocks if many."""
     how = {"defer": defer, "moves_full": moves_full, "moves_swa": moves_swa}
     step = state.config.page_size if segment else 1
-    if 0 < slots.shape[0] <= step:  # what looks at a lone page is compiled to copies of the tables
-        slots = jnp.pad(slots, (0, step))
+    slots = not_alone(slots, step)
     if not segment and pays(state, slots):
         return free_in_blocks(state, slots, plan, **how)
     return commit_free(state, plan(state, name_pages(state, slots, segment=segment)), **how)

@@ -72,12 +72,16 @@ def put(table: jax.Array, index: jax.Array, values: jax.Array) -> jax.Array:
     return jax.lax.scatter(table, index[:, None], values, _SCATTER, mode="drop")
 
 
-def not_alone(places: jax.Array) -> jax.Array:
-    """The places with an empty one more, where there is one alone.
+def not_alone(places: jax.Array, step: int = 1) -> jax.Array:
+    """The places with an empty one more to look at, where there is one alone.
 
     What looks up a lone index and writes there is compiled to copies of the tables.
+
+    Args:
+      places: [T] slots, lengths or marks; 0 or False is an unused place.
+      step: static, every so many-th place is looked at.
     """
-    return jnp.pad(places, (0, 1)) if places.shape[0] == 1 else places
+    return jnp.pad(places, (0, step)) if 0 < places.shape[0] <= step else places
 
 
 def first_places(scratch: jax.Array, pages: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
