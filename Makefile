@@ -22,7 +22,7 @@ DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # one pip at a time in one environment
-.PHONY: help demo test lint types format api docs package hooks matrix mutants bench bench-check peers clean
+.PHONY: help demo test lint types format api docs package hooks matrix mutants soak bench bench-check peers clean
 
 help: ## Say what each target does
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-19s %s\n", $$1, $$2}'
@@ -69,6 +69,10 @@ matrix: ## Test each Python 3.11 to 3.13 with the oldest and newest JAX
 mutants: $(DEV) ## Change the source in small ways: do the tests notice?
 	mkdir -p .benchmarks
 	$(BIN)/python -m tests.mutation --one-in $(or $(ONE_IN),16) --jobs 2 --json .benchmarks/mutants.json
+
+soak: $(DEV) ## Serve 1,000,000 mixed requests, laws checked after every step
+	mkdir -p .benchmarks
+	$(BIN)/python -m tests.soaking --json .benchmarks/soak.json
 
 bench: $(BENCH) ## Time all beside other engines, into benchmarks/results
 	$(LARGE_PAGES) $(BIN)/python -m benchmarks.transitions --results benchmarks/results

@@ -27,7 +27,10 @@ QUICK = (
     "tests/test_inputs.py",
     "tests/test_scenarios.py",
     "tests/test_cli.py",
+    "tests/test_determinism.py",
 )
+# Equal bits over the versions of JAX, of every program; with one Python, since it takes minutes.
+BITS = ("-m", "tests.determinism")
 
 
 def main() -> int:
@@ -40,7 +43,9 @@ def main() -> int:
             if found is None:
                 lines.append((version, name, "no such Python on PATH or in pyenv's folder"))
             else:
-                lines.append((version, name, _test(found, version, name, fresh=options.fresh)))
+                every = version == options.python[0]
+                result = _test(found, version, name, fresh=options.fresh, every_program=every)
+                lines.append((version, name, result))
             print(" ".join(("matrix:", *lines[-1])), flush=True)
     return int(any(not result.startswith("passed") for _, _, result in lines))
 
@@ -67,7 +72,9 @@ def _pair(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def _test(interpreter: str, version: str, jax: str, *, fresh: bool) -> str:
+def _test(
+    interpreter: str, version: str, jax: str, *, fresh: bool, every_program: bool = False
+) -> str:
     """Installs and tests one combination; what came of it."""
     start, folder = time.perf_counter(), ROOT / ".matrix" / f"{version}-jax-{JAX[jax]}"
     python = str(folder / "bin" / "python")
@@ -81,6 +88,7 @@ def _test(interpreter: str, version: str, jax: str, *, fresh: bool) -> str:
     for command in (
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", *QUICK],
         [str(folder / "bin" / "swa-jax"), "doctor", "--quiet"],
+        *([[python, *BITS]] if every_program else []),
     ):
         if _run(command):
             return f"jax {JAX[jax]}: FAILED: {' '.join(command[1:])}"

@@ -22,12 +22,14 @@ from swa_jax.mapping import (
     set_full_to_swa_mapping,
     translate_full_to_swa,
 )
+from swa_jax.owners import TREE_OWNER, hand_over, owner_of
 from swa_jax.page_table import PageTables, WindowPageTables, page_tables, window_page_tables
 from swa_jax.rebalance import rebalance, unified_available
 from swa_jax.request_ring import RingGrant, ring_acquire, ring_release, ring_slots
 from swa_jax.share import PageCopies, copy_on_write, share
 from swa_jax.state import (
     AllocatorState,
+    OwnerTags,
     PagePool,
     available_size,
     clear,
@@ -44,9 +46,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FAULT_KINDS",
+    "TREE_OWNER",
     "AllocatorState",
     "Grant",
     "InvariantError",
+    "OwnerTags",
     "PageCopies",
     "PagePool",
     "PageTables",
@@ -74,8 +78,10 @@ __all__ = [
     "free_swa_segment",
     "frontier",
     "full_available_size",
+    "hand_over",
     "init",
     "invariants",
+    "owner_of",
     "page_tables",
     "rebalance",
     "ring_acquire",

@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 from swa_jax.faults import fault_counts
 from swa_jax.grant import Grant, GrantPlan, commit_grant, judge, make_plan
 from swa_jax.inputs import Ints, as_active, as_int32, as_rows, check_capacity
+from swa_jax.owners import as_owner, tag_slots
 from swa_jax.paging import offset_of, page_of
 from swa_jax.plan_decode import plan_decode
 from swa_jax.plan_extend import plan_extend
@@ -17,7 +18,7 @@ from swa_jax.state import PAD_SLOT, AllocatorState, must_be_state
 
 
 def alloc(
-    state: AllocatorState, num_tokens: Ints, *, capacity: int
+    state: AllocatorState, num_tokens: Ints, *, capacity: int, by: Ints | None = None
 ) -> tuple[AllocatorState, Grant]:
     """Grants whole pages for `num_tokens` tokens in both pools, or none at all.
 
@@ -25,6 +26,7 @@ def alloc(
       state: allocator before the call.
       num_tokens: int32[] tokens, a multiple of the page.
       capacity: room for slots in the answer, static; each value compiles once.
+      by: int32[] owner of the pages, 0 by default; only with owner tags (`swa_jax.owners`).
 
     Returns:
       The allocator after the call, and `Grant` with int32[capacity] full slots in token order.
@@ -37,14 +39,16 @@ def alloc(
     Laws 1, 2, 3 and 7; public reports B12 and B13.
     """
     must_be_state(state)
-    return _alloc(state, as_int32("num_tokens", num_tokens, 0), check_capacity(capacity))
+    count, owner = as_int32("num_tokens", num_tokens, 0), as_owner(state, by)
+    return _alloc(state, count, owner, check_capacity(capacity))
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@functools.partial(jax.jit, static_argnums=3)
 def _alloc(
-    state: AllocatorState, num_tokens: jax.Array, capacity: int
+    state: AllocatorState, num_tokens: jax.Array, by: jax.Array | None, capacity: int
 ) -> tuple[AllocatorState, Grant]:
-    return commit_grant(state, plan_alloc(state, num_tokens, capacity))
+    state, grant = commit_grant(state, plan_alloc(state, num_tokens, capacity))
+    return tag_slots(state, grant.slots, by), grant
 
 
 def plan_alloc(state: AllocatorState, num_tokens: jax.Array, capacity: int) -> GrantPlan:
@@ -80,7 +84,13 @@ def plan_alloc(state: AllocatorState, num_tokens: jax.Array, capacity: int) -> G
 
 
 def alloc_extend(
-    state: AllocatorState, prefix_lens: Ints, seq_lens: Ints, last_loc: Ints, *, capacity: int
+    state: AllocatorState,
+    prefix_lens: Ints,
+    seq_lens: Ints,
+    last_loc: Ints,
+    *,
+    capacity: int,
+    by: Ints | None = None,
 ) -> tuple[AllocatorState, Grant]:
     """Grants full and SWA slots for the tokens that each row adds, or none at all.
 
@@ -95,6 +105,7 @@ def alloc_extend(
       last_loc: int32[B] full slot of token `prefix_lens - 1`, -1 for an empty prefix. Looked at
         only where that token's page is partly filled.
       capacity: room for slots in the answer, static; each value compiles once.
+      by: int32[] owner of all rows or int32[B] of each, 0 by default; only with owner tags.
 
     Returns:
       The allocator after the call, and `Grant` with int32[capacity] full slots, request by
@@ -109,12 +120,14 @@ def alloc_extend(
         of an earlier row, once a row.
       still_mapped: a `last_loc` in a partly filled page that others hold too, once a row:
         `copy_on_write` comes first.
+      foreign: a `last_loc` in a partly filled page of another owner, once a row.
 
     Laws 1, 2, 3 and 7; public reports B06, B09 and B12.
     """
     must_be_state(state)
     rows = as_rows(prefix_lens=prefix_lens, seq_lens=seq_lens, last_loc=last_loc)
-    return _extend(state, *rows, None, check_capacity(capacity))
+    owners = as_owner(state, by, seq_lens=rows[1])
+    return _extend(state, *rows, None, owners, check_capacity(capacity))
 
 
 def alloc_extend_swa_tail(
@@ -125,6 +138,7 @@ def alloc_extend_swa_tail(
     swa_tail_lens: Ints,
     *,
     capacity: int,
+    by: Ints | None = None,
 ) -> tuple[AllocatorState, Grant]:
     """Grants full slots for the whole extension, SWA slots only for the end of each row.
 
@@ -141,6 +155,7 @@ def alloc_extend_swa_tail(
       swa_tail_lens: int32[B] tokens at the end of the extension that need an SWA side:
         0 (none) up to `seq_lens - prefix_lens` (all).
       capacity: room for slots in the answer, static; each value compiles once.
+      by: int32[] owner of all rows or int32[B] of each, 0 by default; only with owner tags.
 
     Returns:
       The allocator after the call, and `Grant` as for `alloc_extend`. In a pure SWA pool tokens
@@ -158,21 +173,25 @@ def alloc_extend_swa_tail(
         last_loc=last_loc,
         swa_tail_lens=swa_tail_lens,
     )
-    return _extend(state, *rows, check_capacity(capacity))
+    owners = as_owner(state, by, seq_lens=rows[1])
+    return _extend(state, *rows, owners, check_capacity(capacity))
 
 
-@functools.partial(jax.jit, static_argnums=5)
+@functools.partial(jax.jit, static_argnums=6)
 def _extend(
     state: AllocatorState,
     prefix_lens: jax.Array,
     seq_lens: jax.Array,
     last_loc: jax.Array,
     tail_lens: jax.Array | None,
+    by: jax.Array | None,
     capacity: int,
 ) -> tuple[AllocatorState, Grant]:
-    return commit_grant(
-        state, plan_extend(state, prefix_lens, seq_lens, last_loc, tail_lens, capacity)
-    )
+    plan = plan_extend(state, prefix_lens, seq_lens, last_loc, tail_lens, capacity, by)
+    state, grant = commit_grant(state, plan)
+    if by is not None:  # of the row that each token is added to
+        by = jnp.repeat(by, jnp.maximum(seq_lens - prefix_lens, 0), total_repeat_length=capacity)
+    return tag_slots(state, grant.slots, by), grant
 
 
 def alloc_decode(
@@ -180,6 +199,8 @@ def alloc_decode(
     seq_lens: Ints,
     last_loc: Ints,
     active: ArrayLike | list[bool] | None = None,
+    *,
+    by: Ints | None = None,
 ) -> tuple[AllocatorState, Grant]:
     """Grants one token for every active row, or none at all.
 
@@ -188,6 +209,7 @@ def alloc_decode(
       seq_lens: int32[B] tokens of each row, the new one included.
       last_loc: int32[B] full slot of the token before it, -1 where there is none.
       active: bool[B] rows that take part, all by default; the others are not looked at.
+      by: int32[] owner of all rows or int32[B] of each, 0 by default; only with owner tags.
 
     Returns:
       The allocator after the call, and `Grant` with int32[B] full slots, one a row, 0 for
@@ -201,11 +223,16 @@ def alloc_decode(
     must_be_state(state)
     lens, last = as_rows(seq_lens=seq_lens, last_loc=last_loc)
     rows = as_active(active, seq_lens=lens)
-    return _decode(state, lens, last, rows)
+    return _decode(state, lens, last, rows, as_owner(state, by, seq_lens=lens))
 
 
 @jax.jit
 def _decode(
-    state: AllocatorState, seq_lens: jax.Array, last_loc: jax.Array, active: jax.Array
+    state: AllocatorState,
+    seq_lens: jax.Array,
+    last_loc: jax.Array,
+    active: jax.Array,
+    by: jax.Array | None,
 ) -> tuple[AllocatorState, Grant]:
-    return commit_grant(state, plan_decode(state, seq_lens, last_loc, active))
+    state, grant = commit_grant(state, plan_decode(state, seq_lens, last_loc, active, by))
+    return tag_slots(state, grant.slots, by), grant

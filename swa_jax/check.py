@@ -1,7 +1,7 @@
 """The laws as predicates of a state: on the device, and loud on the host."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,8 @@ def invariants(state: AllocatorState) -> dict[str, jax.Array]:
       bool[] by name, True where the law holds: padding_page (1), one_owner, shares and
       conservation (3),
       within_size (4), whole_pages (5), group_queue (6), no_stale_mapping (7), one_to_one (8),
-      int32_only (9), scratch_clean (10). Laws about a step are in `step_invariants`.
+      int32_only (9), scratch_clean (10); with owner tags owners_agree (3 and 8). Laws about a step
+      are in `step_invariants`.
     """
     must_be_state(state)
     return _invariants(state)
@@ -36,7 +37,8 @@ def invariants(state: AllocatorState) -> dict[str, jax.Array]:
 
 @jax.jit
 def _invariants(state: AllocatorState) -> dict[str, jax.Array]:
-    return {name: law(state) for name, law in LAWS.items()}
+    laws = LAWS if state.owner_tags is None else LAWS | OWNER_LAWS
+    return {name: law(state) for name, law in laws.items()}
 
 
 def _rings(state: AllocatorState) -> list[PagePool]:
@@ -179,6 +181,15 @@ def _scratch_clean(state: AllocatorState) -> jax.Array:
     return jnp.all(state.scratch == jnp.int32(NOBODY))
 
 
+def _owners_agree(state: AllocatorState) -> jax.Array:
+    """Laws 3 and 8 with owner tags: a page and its SWA side have one owner."""
+    tags = state.owner_tags
+    if tags is None:
+        return jnp.ones((), bool)
+    sides = look_up(tags.swa, jnp.maximum(state.full_to_swa, 0), 0)
+    return jnp.all((state.full_to_swa == UNMAPPED) | (sides == tags.full))
+
+
 LAWS: dict[str, Callable[[AllocatorState], jax.Array]] = {
     "padding_page": _padding_page,
     "one_owner": _one_owner,
@@ -192,6 +203,7 @@ LAWS: dict[str, Callable[[AllocatorState], jax.Array]] = {
     "int32_only": _int32_only,
     "scratch_clean": _scratch_clean,
 }
+OWNER_LAWS: dict[str, Callable[[AllocatorState], jax.Array]] = {"owners_agree": _owners_agree}
 
 
 def step_invariants(
@@ -209,21 +221,13 @@ def step_invariants(
       aside), padding_never_granted (1), granted_was_free (3: a granted slot lies in a page that
       was grantable, or held already), enough_said (a refusal for want of pages says how many).
     """
-    same = jnp.ones((), bool)
-    for field in fields(AllocatorState):
-        if field.name in ("faults", "config"):
-            continue
-        pair = zip(
-            jax.tree.leaves(getattr(before, field.name)),
-            jax.tree.leaves(getattr(after, field.name)),
-            strict=True,
-        )
-        for old, new in pair:
-            same = same & jnp.array_equal(old, new)
+    same = same_but_counters(before, after)
     size = before.config.page_size
     page = page_of(grant.slots, size)
     taken = ~is_held(after.full, page)
     counted = jnp.any(after.faults != before.faults)
+    if before.owner_tags is not None and after.owner_tags is not None:
+        counted = counted | (after.owner_tags.foreign != before.owner_tags.foreign)
     short = (grant.full_short > 0) | (grant.swa_short > 0)
     return {
         "all_or_nothing": grant.ok | same,
@@ -231,6 +235,26 @@ def step_invariants(
         "granted_was_free": jnp.all((grant.slots == 0) | ~taken),
         "enough_said": jnp.where(grant.ok, ~short & ~counted, short | counted),
     }
+
+
+def law_says(name: str) -> str:
+    """What a law of `invariants` says."""
+    return ((LAWS | OWNER_LAWS)[name].__doc__ or "").strip().rstrip(".")
+
+
+def same_but_counters(before: AllocatorState, after: AllocatorState) -> jax.Array:
+    """bool[] two states are the same bit for bit, but for what they count of misuse."""
+    pairs = zip(
+        *(jax.tree.leaves(_without_counters(state)) for state in (before, after)), strict=True
+    )
+    return jnp.all(jnp.stack([jnp.array_equal(old, new) for old, new in pairs]))
+
+
+def _without_counters(state: AllocatorState) -> AllocatorState:
+    zero, tags = jnp.zeros_like(state.faults), state.owner_tags
+    if tags is not None:
+        tags = replace(tags, foreign=jnp.zeros_like(tags.foreign))
+    return replace(state, faults=zero, owner_tags=tags)
 
 
 def check(state: AllocatorState) -> None:
@@ -251,7 +275,7 @@ def check(state: AllocatorState) -> None:
         return
     broken = [name for name, holds in jax.device_get(invariants(state)).items() if not holds]
     if broken:
-        laws = "; ".join(f"{name} ({(LAWS[name].__doc__ or '').strip()})" for name in broken)
+        laws = "; ".join(f"{name} ({law_says(name)}.)" for name in broken)
         raise InvariantError(f"broken: {laws}. {describe(state)}")
 
 

@@ -34,7 +34,7 @@ import numpy as np
 from jax.experimental import checkify
 
 import swa_jax as swa
-from swa_jax.check import LAWS, InvariantError
+from swa_jax.check import InvariantError, law_says
 from swa_jax.config import PoolConfig
 from swa_jax.debug.calls import CALLS
 from swa_jax.debug.device_laws import AS_ASKED, GRANTED_ONCE, call_laws
@@ -345,7 +345,7 @@ def _told(text: str, owners: Sequence[str]) -> str:
 
 
 def _says(law: str) -> str:
-    return _STEP_LAWS.get(law) or (LAWS[law].__doc__ or "").strip().rstrip(".")
+    return _STEP_LAWS.get(law) or law_says(law)
 
 
 def _ints(text: str) -> list[int]:

@@ -88,7 +88,9 @@ def _argument(name: str, kind: Kind, call: Call, given: _Given, states: list[Che
     value = call.arguments[name]
     if kind is Kind.TABLE:
         return jnp.stack([_numbers(row, given) for row in call.rows(name)])
-    if kind in CAN_BE_GIVEN or kind is Kind.NUMBERS:
+    if kind in (*CAN_BE_GIVEN, Kind.NUMBERS) or (
+        kind is Kind.OWNERS and not isinstance(value, int)
+    ):
         return _numbers(call.values(name), given)
     if kind is Kind.MARKS:
         return jnp.asarray(value, bool)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from swa_jax.commands.exit_codes import BAD_INPUT, INTERRUPTED, OK, READER_GONE
+from swa_jax.out_of_memory import is_out_of_memory
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +54,9 @@ def _run(argv: Sequence[str] | None) -> int:
         # version; this method is what the kind that is meant for the user has in common.
         message = getattr(error, "format_message", None)
         if message is None:
-            raise
+            if not is_out_of_memory(error):
+                raise
+            return _fail(f"out of memory: {error or 'the machine has none left'}")
         asked = getattr(error, "ctx", None)  # what was typed was wrong, and for which command
         hint = f" See {asked.command_path} --help." if asked is not None else ""
         return _fail(message() + hint)
@@ -61,7 +64,8 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _fail(message: str) -> int:
-    print(f"swa-jax: {' '.join(message.splitlines())}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # stderr is full too: the number must do
+        print(f"swa-jax: {' '.join(message.splitlines())}", file=sys.stderr, flush=True)
     return BAD_INPUT
 
 

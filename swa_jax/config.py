@@ -53,6 +53,8 @@ class PoolConfig:
         not taken.
       ring_tokens: set by `PoolConfig.request_ring`; the SWA side is no pages but a ring of so many
         slots for each request.
+      owner_tags: every page carries the id of its owner, and a call by somebody else is refused
+        (`swa_jax.owners`). 4 more bytes a page; off, nothing is kept and nothing is compiled.
 
     Raises:
       ValueError: a size that cannot work, with the size that would.
@@ -66,6 +68,7 @@ class PoolConfig:
     pure_swa_pool: bool = dataclasses.field(default=False, kw_only=True)
     unified_layout: UnifiedLayout | None = dataclasses.field(default=None, kw_only=True)
     ring_tokens: int | None = dataclasses.field(default=None, kw_only=True)
+    owner_tags: bool = dataclasses.field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         page = _positive_int("page_size", self.page_size)
@@ -93,6 +96,8 @@ class PoolConfig:
             self._check_layout(self.unified_layout)
         if self.ring_tokens is not None:
             object.__setattr__(self, "ring_tokens", self._checked_ring(self.ring_tokens))
+        if not isinstance(self.owner_tags, bool):
+            raise ValueError(f"owner_tags must be True or False, got {self.owner_tags!r}")
 
     def __repr__(self) -> str:
         """The shortest call that makes it, but for a unified layout, which is written out."""
@@ -121,6 +126,8 @@ class PoolConfig:
         if self.sliding_window is not None:
             kind = "chunks" if self.chunked else "window"
             notes.append(f"{kind} of {self.sliding_window:,} tokens")
+        if self.owner_tags:
+            notes.append("pages carry their owner's id")
         rows = rows[1:] if self.pure_swa_pool else rows
         return html_table("PoolConfig", ["pool", "tokens", "size"], rows, notes)
 

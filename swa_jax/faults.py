@@ -12,6 +12,7 @@ FAULT_KINDS = (
     "misaligned",  # a slot, length or row that does not stand where a page needs it
     "bad_length",  # negative or shrinking lengths, or more tokens than the call's capacity
 )
+FOREIGN = "foreign"  # with owner tags: naming a page of somebody else; counted beside the tags
 _MOST = 2**31 - 1
 _ROWS = 64
 _MANY = 4096

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.faults import add_faults
+from swa_jax.owners import count_foreign
 from swa_jax.paging import put
 from swa_jax.pool import count_holders, nowhere, take
 from swa_jax.state import AllocatorState
@@ -54,6 +55,7 @@ class Revived:
         "num_full",
         "num_swa",
         "faults",
+        "foreign",
         "scratch",
     ],
     meta_fields=[],
@@ -71,6 +73,7 @@ class GrantPlan:
     num_full: jax.Array  # int32[] pages taken, 0 when refused
     num_swa: jax.Array  # int32[] pages taken, 0 when refused
     faults: jax.Array  # int32[7] to add
+    foreign: jax.Array | None  # int32[] to add; None without owner tags
     scratch: jax.Array
 
 
@@ -84,9 +87,15 @@ class Verdict:
 
 
 def judge(
-    state: AllocatorState, well_formed: jax.Array, num_full: jax.Array, num_swa: jax.Array
+    state: AllocatorState,
+    well_formed: jax.Array,
+    num_full: jax.Array,
+    num_swa: jax.Array,
+    foreign: jax.Array | None = None,
 ) -> Verdict:
-    """Asks both pools before either changes (law 2)."""
+    """Asks both pools before either changes (law 2). A row in a `foreign` page is ill-formed."""
+    if foreign is not None:
+        well_formed = well_formed & ~jnp.any(foreign)
     swa_short = jnp.maximum(num_swa - state.swa.num_free, 0)
     if state.config.has_rings:
         swa_short = jnp.int32(0)
@@ -118,6 +127,7 @@ def make_plan(
     num_swa: jax.Array,
     faults: jax.Array,
     scratch: jax.Array,
+    foreign: jax.Array | None = None,
     revived: Revived | None = None,
     slots_are_gated: bool = False,
 ) -> GrantPlan:
@@ -128,6 +138,7 @@ def make_plan(
       new_pages, takes_full: full page ids and whether this place takes one from the pool.
       swa_pages, takes_swa: SWA page ids and whether this place takes one from the pool.
       map_pages: full page whose mapping this place decides, where it takes a page on any side.
+      foreign: bool[B] rows in a page of somebody else.
       revived: pages that are not in the list.
       slots_are_gated: the slots are 0 already where the verdict is no.
     """
@@ -156,6 +167,7 @@ def make_plan(
         num_full=jnp.where(ok, num_full, zero),
         num_swa=jnp.where(ok, num_swa, zero),
         faults=faults,
+        foreign=None if foreign is None else jnp.sum(foreign, dtype=jnp.int32),
         scratch=scratch,
     )
 
@@ -189,5 +201,6 @@ def commit_grant(state: AllocatorState, plan: GrantPlan) -> tuple[AllocatorState
         full_to_swa=mapping,
         faults=add_faults(state.faults, plan.faults),
         scratch=plan.scratch,
+        owner_tags=count_foreign(state.owner_tags, plan.foreign),
     )
     return after, plan.grant

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from swa_jax.owners import is_foreign
 from swa_jax.paging import first_places, look_up, offset_of, page_of
 from swa_jax.pool import holders_of, nowhere
 from swa_jax.state import UNMAPPED, AllocatorState
@@ -22,11 +23,16 @@ class LastPage:
     lost: jax.Array  # bool[B] counts out_of_range
     crooked: jax.Array  # bool[B] counts misaligned
     shared: jax.Array  # bool[B] counts still_mapped
+    foreign: jax.Array | None  # bool[B] counts foreign; None without owner tags
     scratch: jax.Array
 
 
 def look_at_last_page(
-    state: AllocatorState, prefix_lens: jax.Array, last_loc: jax.Array, grows: jax.Array
+    state: AllocatorState,
+    prefix_lens: jax.Array,
+    last_loc: jax.Array,
+    grows: jax.Array,
+    by: jax.Array | None = None,
 ) -> LastPage:
     """Finds and checks the partly filled page of each row that grows.
 
@@ -34,13 +40,15 @@ def look_at_last_page(
     place of its page than its length says, or that goes on in the page of an earlier row (both
     would be handed the same slots: a copy of the last page was forgotten), counts `misaligned`.
     One whose page others hold too counts `still_mapped`: it must get a page of its own first
-    (`copy_on_write`), or its token would overwrite theirs.
+    (`copy_on_write`), or its token would overwrite theirs. One whose page has another owner's tag
+    counts `foreign`.
 
     Args:
       state: allocator before the call.
       prefix_lens: int32[B] tokens held; read where `grows` only.
       last_loc: int32[B] full slot of token prefix_lens - 1.
       grows: bool[B].
+      by: int32[B] owner of each row, None without owner tags.
     """
     config = state.config
     size, outside = config.page_size, jnp.int32(nowhere(state.full))
@@ -49,7 +57,8 @@ def look_at_last_page(
     if size == 1:  # a page of one token is never partly filled
         off = jnp.zeros_like(goes_on)
         nothing = jnp.full_like(last_loc, outside)
-        return LastPage(off, nothing, filled, off, off, off, off, off, state.scratch)
+        foreign = None if by is None else off
+        return LastPage(off, nothing, filled, off, off, off, off, off, foreign, state.scratch)
 
     end = jnp.int32(config.full_tokens + size)
     inside = goes_on & (last_loc >= jnp.int32(size)) & (last_loc < end)
@@ -63,10 +72,14 @@ def look_at_last_page(
         held = held & has_swa  # the one side there is must be live
         # A token before an SWA tail has slot 0, and so the row's next page starts half-way.
         absent = goes_on & (last_loc >= 0) & (last_loc < jnp.int32(size))
+    lost = goes_on & ~held & ~absent
+    foreign = None
+    if by is not None and state.owner_tags is not None:
+        foreign = held & is_foreign(state.owner_tags.full, page, by)
+        held = held & ~foreign
     straight = held & (offset_of(slot, size) == filled - 1)
     page = jnp.where(straight, page, outside)
     first, _, scratch = first_places(state.scratch, page)
     shared = straight & (holders > 1)
     crooked = held & ~(straight & first) & ~shared
-    lost = goes_on & ~held & ~absent
-    return LastPage(goes_on, page, filled, has_swa, absent, lost, crooked, shared, scratch)
+    return LastPage(goes_on, page, filled, has_swa, absent, lost, crooked, shared, foreign, scratch)

@@ -22,6 +22,7 @@ def leave_windows(
     *,
     step_pages: int,
     insert_lens: jax.Array | None = None,
+    by: jax.Array | None = None,
 ) -> tuple[AllocatorState, jax.Array]:
     """Gives back every SWA page that has left its row's window.
 
@@ -33,6 +34,7 @@ def leave_windows(
       active: bool[R] rows in use.
       step_pages: most pages of a row that one turn frees, static; more take more turns.
       insert_lens: int32[R] as for `frontier`.
+      by: int32[R] owner of each row, None by default.
 
     Returns:
       The allocator, and int32[R] the new `evicted`. Nothing without a window.
@@ -56,6 +58,7 @@ def leave_windows(
             active=active[which],
             max_pages=most,
             stride=config.page_size,
+            by=None if by is None else by[which],
         )
         return allocator, evicted.at[which].set(done, mode="drop")
 

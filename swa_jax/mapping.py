@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.inputs import Ints, as_int32, check_lengths
+from swa_jax.owners import as_owner, count_foreign, is_foreign, keep_own
 from swa_jax.paging import first_places, look_up, not_alone, offset_of, page_of, put
 from swa_jax.plan_free import holders_here, name_pages, swa_side
 from swa_jax.pool import holders_of, nowhere
@@ -54,11 +55,12 @@ class Pairs:
     full_pages: jax.Array  # int32[T]
     swa_pages: jax.Array  # int32[T]
     faults: jax.Array  # int32[7]
+    foreign: jax.Array | None  # int32[]; None without owner tags
     scratch: jax.Array
 
 
 def set_full_to_swa_mapping(
-    state: AllocatorState, full_slots: Ints, swa_slots: Ints
+    state: AllocatorState, full_slots: Ints, swa_slots: Ints, *, by: Ints | None = None
 ) -> AllocatorState:
     """Maps the full page of each place to the SWA page of the same place.
 
@@ -70,6 +72,7 @@ def set_full_to_swa_mapping(
       state: allocator before the call.
       full_slots: int32[T] full slots; 0 in unused places.
       swa_slots: int32[T] SWA slots at the same offset in their pages; 0 in unused places.
+      by: int32[] or int32[T] owner of both pages, 0 by default; only with owner tags.
 
     Returns:
       The allocator after the call.
@@ -79,6 +82,7 @@ def set_full_to_swa_mapping(
       misaligned: unequal offsets, or a place that contradicts the first one that names its full
         page or its SWA page.
       still_mapped: a full or an SWA page that several hold: it is not one caller's to move.
+      foreign: a full or an SWA page of another owner.
 
     Raises:
       ValueError: in a pure SWA pool, where a page is its own SWA side.
@@ -90,7 +94,7 @@ def set_full_to_swa_mapping(
     full_slots = as_int32("full_slots", full_slots, 1)
     swa_slots = as_int32("swa_slots", swa_slots, 1)
     check_lengths(full_slots=full_slots, swa_slots=swa_slots)
-    return _set(state, full_slots, swa_slots)
+    return _set(state, full_slots, swa_slots, as_owner(state, by, full_slots=full_slots))
 
 
 def _held_pages(
@@ -102,7 +106,12 @@ def _held_pages(
     return pages, jnp.where(inside, holders_of(pool, pages), 0)
 
 
-def pair_pages(state: AllocatorState, full_slots: jax.Array, swa_slots: jax.Array) -> Pairs:
+def pair_pages(
+    state: AllocatorState,
+    full_slots: jax.Array,
+    swa_slots: jax.Array,
+    by: jax.Array | None = None,
+) -> Pairs:
     """Decides which places join pages: those that agree with the first place that names either."""
     config = state.config
     size = config.page_size
@@ -112,6 +121,10 @@ def pair_pages(state: AllocatorState, full_slots: jax.Array, swa_slots: jax.Arra
     top = jnp.int32(size)
     unused = (full_slots >= 0) & (full_slots < top) & (swa_slots >= 0) & (swa_slots < top)
     both = (full_holders > 0) & (swa_holders > 0)
+    lost, foreign, tags = ~both & ~unused, None, state.owner_tags
+    if by is not None and tags is not None:
+        foreign = both & (is_foreign(tags.full, full, by) | is_foreign(tags.swa, swa, by))
+        both = both & ~foreign
     shared = both & ((full_holders > 1) | (swa_holders > 1))
     both = both & ~shared
     straight = both & (offset_of(full_slots, size) == offset_of(swa_slots, size))
@@ -124,17 +137,20 @@ def pair_pages(state: AllocatorState, full_slots: jax.Array, swa_slots: jax.Arra
     agrees = agrees & (look_up(named_swa, by_full, 0) == named_swa)
     agrees = agrees & (look_up(named_full, by_swa, 0) == named_full)
     faults = fault_counts(
-        out_of_range=~both & ~shared & ~unused,
+        out_of_range=lost,
         misaligned=both & ~agrees,
         still_mapped=shared,
     )
     joined_full = jnp.where(agrees, named_full, no_full)
-    return Pairs(joined_full, jnp.where(agrees, named_swa, no_swa), faults, scratch)
+    foreign = None if foreign is None else jnp.sum(foreign, dtype=jnp.int32)
+    return Pairs(joined_full, jnp.where(agrees, named_swa, no_swa), faults, foreign, scratch)
 
 
 @jax.jit
-def _set(state: AllocatorState, full_slots: jax.Array, swa_slots: jax.Array) -> AllocatorState:
-    pairs = pair_pages(state, full_slots, swa_slots)
+def _set(
+    state: AllocatorState, full_slots: jax.Array, swa_slots: jax.Array, by: jax.Array | None
+) -> AllocatorState:
+    pairs = pair_pages(state, full_slots, swa_slots, by)
     # Who owns each SWA page from now on: whoever else maps to it is unmapped.
     owner = jnp.zeros_like(state.swa.holders)
     owner = owner.at[pairs.swa_pages].set(pairs.full_pages, mode="drop")
@@ -147,15 +163,19 @@ def _set(state: AllocatorState, full_slots: jax.Array, swa_slots: jax.Array) -> 
         full_to_swa=mapping.at[pairs.full_pages].set(pairs.swa_pages, mode="drop"),
         faults=add_faults(state.faults, pairs.faults),
         scratch=pairs.scratch,
+        owner_tags=count_foreign(state.owner_tags, pairs.foreign),
     )
 
 
-def clear_full_to_swa_mapping(state: AllocatorState, full_slots: Ints) -> AllocatorState:
+def clear_full_to_swa_mapping(
+    state: AllocatorState, full_slots: Ints, *, by: Ints | None = None
+) -> AllocatorState:
     """Unmaps the full page of every slot; the SWA page stays held by the caller.
 
     Args:
       state: allocator before the call.
       full_slots: int32[T] full slots; 0 in unused places. Unmapped pages are no fault.
+      by: int32[] or int32[T] owner of the pages, 0 by default; only with owner tags.
 
     Returns:
       The allocator after the call.
@@ -164,6 +184,7 @@ def clear_full_to_swa_mapping(state: AllocatorState, full_slots: Ints) -> Alloca
       double_free: a page that is not held, once a page.
       out_of_range: a slot below 0 or past the pool, once a place.
       still_mapped: a mapped page that several hold, once a page.
+      foreign: a page of another owner, once a page.
 
     Raises:
       ValueError: in a pure SWA pool, where a page is its own SWA side.
@@ -172,11 +193,13 @@ def clear_full_to_swa_mapping(state: AllocatorState, full_slots: Ints) -> Alloca
     """
     must_be_state(state)
     _needs_two_pools(state, "clear_full_to_swa_mapping")
-    return _clear(state, as_int32("full_slots", full_slots, 1))
+    places = as_int32("full_slots", full_slots, 1)
+    return _clear(state, places, as_owner(state, by, full_slots=places))
 
 
 @jax.jit
-def _clear(state: AllocatorState, full_slots: jax.Array) -> AllocatorState:
+def _clear(state: AllocatorState, full_slots: jax.Array, by: jax.Array | None) -> AllocatorState:
+    state, full_slots = keep_own(state, full_slots, by)
     named = name_pages(state, not_alone(full_slots))
     holders = holders_here(state, named)
     shared = (holders > 1) & (swa_side(state, named)[0] != UNMAPPED)

@@ -12,13 +12,17 @@ from swa_jax.state import PAD_SLOT, AllocatorState
 
 
 def plan_decode(
-    state: AllocatorState, seq_lens: jax.Array, last_loc: jax.Array, active: jax.Array
+    state: AllocatorState,
+    seq_lens: jax.Array,
+    last_loc: jax.Array,
+    active: jax.Array,
+    by: jax.Array | None = None,
 ) -> GrantPlan:
     """The plan of `alloc_decode`: a row takes a page when its last one is full."""
     config = state.config
     bad = active & (seq_lens < 1)
     grows = active & ~bad
-    last = look_at_last_page(state, seq_lens - 1, last_loc, grows)
+    last = look_at_last_page(state, seq_lens - 1, last_loc, grows, by)
     needs_page = grows & (~last.goes_on | last.absent)
     needs_swa = grows & ~last.has_swa
     # One pass counts everything: a decode step is made of such small things.
@@ -28,7 +32,7 @@ def plan_decode(
     faults = fault_counts(
         bad_length=total[2], out_of_range=total[3], misaligned=total[4], still_mapped=total[5]
     )
-    verdict = judge(state, ~jnp.any(faults > 0), num_full, num_swa)
+    verdict = judge(state, ~jnp.any(faults > 0), num_full, num_swa, last.foreign)
     swa_pages = peek(state.swa, swa_rank)
     # A pure SWA row that goes on has its one side already, so both ranks agree.
     new_pages = swa_pages if config.pure_swa_pool else peek(state.full, full_rank)
@@ -49,5 +53,6 @@ def plan_decode(
         num_full=num_full,
         num_swa=num_swa,
         faults=faults,
+        foreign=last.foreign,
         scratch=last.scratch,
     )

@@ -83,6 +83,7 @@ def read_rows(
     seq_lens: jax.Array,
     last_loc: jax.Array,
     tail_lens: jax.Array | None,
+    by: jax.Array | None = None,
 ) -> tuple[Rows, jax.Array]:
     """What each row needs, and bool[B] which rows are ill-formed."""
     size = state.config.page_size
@@ -92,7 +93,7 @@ def read_rows(
         bad = bad | (tail_lens < 0) | (tail_lens > grow)
     prefix, seq = jnp.where(bad, 0, prefix_lens), jnp.where(bad, 0, seq_lens)
     grow = seq - prefix
-    last = look_at_last_page(state, prefix, last_loc, grow > 0)
+    last = look_at_last_page(state, prefix, last_loc, grow > 0, by)
     room = jnp.int32(size) - offset_of(prefix, size)
     fill = jnp.where(last.goes_on, jnp.minimum(grow, room), 0)
     if tail_lens is None:
@@ -259,11 +260,12 @@ def plan_extend(
     last_loc: jax.Array,
     tail_lens: jax.Array | None,
     capacity: int,
+    by: jax.Array | None = None,
 ) -> GrantPlan:
     """The plan of `alloc_extend` (tail_lens None) and `alloc_extend_swa_tail`."""
     config = state.config
     size = config.page_size
-    rows, bad = read_rows(state, prefix_lens, seq_lens, last_loc, tail_lens)
+    rows, bad = read_rows(state, prefix_lens, seq_lens, last_loc, tail_lens, by)
     too_many = sum_exceeds(rows.grow, capacity)
     starts = add_up(rows)
     places = most_new_pages(rows.grow.shape[0], capacity, size)
@@ -273,7 +275,8 @@ def plan_extend(
         bad_length=bad, out_of_range=last.lost, misaligned=last.crooked, still_mapped=last.shared
     )
     faults = faults + fault_counts(bad_length=too_many)
-    verdict = judge(state, ~jnp.any(faults > 0), starts.num_new, starts.num_swa)
+    well_formed = ~jnp.any(faults > 0)
+    verdict = judge(state, well_formed, starts.num_new, starts.num_swa, last.foreign)
 
     most_swa = places + (rows.grow.shape[0] if size > 1 else 0)
     swa_pages = once(peek(state.swa, new.swa_rank, most_swa))
@@ -307,5 +310,6 @@ def plan_extend(
         num_full=starts.num_new,
         num_swa=starts.num_swa,
         faults=faults,
+        foreign=last.foreign,
         scratch=last.scratch,
     )

@@ -20,7 +20,8 @@ from jax.typing import ArrayLike
 from swa_jax.config import PoolConfig
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.inputs import Ints, as_active, as_int32, check_rows
-from swa_jax.paging import first_places
+from swa_jax.owners import as_owner, count_foreign, is_foreign
+from swa_jax.paging import first_places, put
 from swa_jax.pool import give_back, is_held, nowhere, peek, take
 from swa_jax.rank import rank
 from swa_jax.state import NOBODY, PAD_SLOT, AllocatorState, must_be_state
@@ -41,7 +42,11 @@ class RingGrant:
 
 
 def ring_acquire(
-    state: AllocatorState, rings: Ints, active: ArrayLike | list[bool] | None = None
+    state: AllocatorState,
+    rings: Ints,
+    active: ArrayLike | list[bool] | None = None,
+    *,
+    by: Ints | None = None,
 ) -> tuple[AllocatorState, RingGrant]:
     """Gives a ring to every active row that has none, or to none of them.
 
@@ -53,6 +58,7 @@ def ring_acquire(
       state: allocator before the call.
       rings: int32[B] the ring that each row has, 0 for none.
       active: bool[B] rows that take part, all by default; the others are not looked at.
+      by: int32[] owner of all rows or int32[B] of each, 0 by default; only with owner tags.
 
     Returns:
       The allocator after the call, and `RingGrant`.
@@ -61,6 +67,7 @@ def ring_acquire(
       too few free rings: `short` says how many are missing.
       out_of_range: an active row with a ring that nobody holds, once a row.
       misaligned: an active row with the ring of an earlier row, once a row.
+      foreign: an active row with the ring of another owner, once a row.
 
     Raises:
       ValueError: a pool without request rings.
@@ -72,19 +79,21 @@ def ring_acquire(
     held = as_int32("rings", rings, 1)
     check_rows(rings=held)
     rows = as_active(active, rings=held)
-    return _acquire(state, held, rows)
+    return _acquire(state, held, rows, as_owner(state, by, rings=held))
 
 
 @jax.jit
 def _acquire(
-    state: AllocatorState, rings: jax.Array, active: jax.Array
+    state: AllocatorState, rings: jax.Array, active: jax.Array, by: jax.Array | None
 ) -> tuple[AllocatorState, RingGrant]:
     has = active & (rings != NO_RING)
-    first, known = _look_at(state, jnp.where(has, rings, NO_RING))
+    state, named, well_formed = _keep_own(state, jnp.where(has, rings, NO_RING), by)
+    has = named != NO_RING
+    first, known = _look_at(state, named)
     faults = fault_counts(out_of_range=has & ~known, misaligned=has & known & ~first)
-    wants = active & ~has
+    wants = active & (rings == NO_RING)
     ranks, count = rank(wants)
-    well_formed = ~jnp.any(faults > 0)
+    well_formed = well_formed & ~jnp.any(faults > 0)
     short = jnp.where(well_formed, jnp.maximum(count - state.swa.num_free, 0), 0)
     ok = well_formed & (short == 0)
     takes = wants & ok
@@ -95,10 +104,11 @@ def _acquire(
         jnp.where(ok, count, 0),
     )
     after = replace(state, swa=pool, faults=add_faults(state.faults, faults))
+    after = _tag(after, jnp.where(takes, granted, NO_RING), by)
     return after, RingGrant(jnp.where(takes, granted, rings), ok, short)
 
 
-def ring_release(state: AllocatorState, rings: Ints) -> AllocatorState:
+def ring_release(state: AllocatorState, rings: Ints, *, by: Ints | None = None) -> AllocatorState:
     """Takes rings back. The full pages of their requests are freed by `free` or `free_full`.
 
     In an open free group the rings are queued like pages.
@@ -106,6 +116,7 @@ def ring_release(state: AllocatorState, rings: Ints) -> AllocatorState:
     Args:
       state: allocator before the call.
       rings: int32[B] rings; 0 in places that give none back.
+      by: int32[] or int32[B] owner of the rings, 0 by default; only with owner tags.
 
     Returns:
       The allocator after the call.
@@ -114,6 +125,7 @@ def ring_release(state: AllocatorState, rings: Ints) -> AllocatorState:
       double_free: a ring that is free or pending already, or named by an earlier place: once a
         place.
       out_of_range: an id below 0 or past the rings, once a place.
+      foreign: a ring of another owner, once a place.
 
     Raises:
       ValueError: a pool without request rings.
@@ -122,11 +134,13 @@ def ring_release(state: AllocatorState, rings: Ints) -> AllocatorState:
     """
     must_be_state(state)
     _needs_rings(state.config, "ring_release")
-    return _release(state, as_int32("rings", rings, 1))
+    places = as_int32("rings", rings, 1)
+    return _release(state, places, as_owner(state, by, rings=places))
 
 
 @jax.jit
-def _release(state: AllocatorState, rings: jax.Array) -> AllocatorState:
+def _release(state: AllocatorState, rings: jax.Array, by: jax.Array | None) -> AllocatorState:
+    state, rings, _ = _keep_own(state, rings, by)
     first, known = _look_at(state, rings)
     outside = (rings < NO_RING) | (rings >= jnp.int32(nowhere(state.swa)))
     faults = fault_counts(
@@ -135,6 +149,31 @@ def _release(state: AllocatorState, rings: jax.Array) -> AllocatorState:
     gone = jnp.where(known & first, rings, jnp.int32(nowhere(state.swa)))
     pool = give_back(state.swa, gone, jnp.zeros_like(gone), state.group_open)
     return replace(state, swa=pool, faults=add_faults(state.faults, faults))
+
+
+def _keep_own(
+    state: AllocatorState, rings: jax.Array, by: jax.Array | None
+) -> tuple[AllocatorState, jax.Array, jax.Array]:
+    """Counts rings of other owners and takes them out; also bool[] whether there were none."""
+    tags = state.owner_tags
+    if by is None or tags is None:
+        return state, rings, jnp.ones((), bool)
+    foreign = _look_at(state, rings)[1] & is_foreign(tags.swa, rings, by)
+    tags = count_foreign(tags, jnp.sum(foreign, dtype=jnp.int32))
+    return (
+        replace(state, owner_tags=tags),
+        jnp.where(foreign, NO_RING, rings),
+        ~jnp.any(foreign),
+    )
+
+
+def _tag(state: AllocatorState, rings: jax.Array, by: jax.Array | None) -> AllocatorState:
+    """Writes whose int32[B] rings are; 0 names none."""
+    tags = state.owner_tags
+    if by is None or tags is None:
+        return state
+    at = jnp.where(rings == NO_RING, jnp.int32(nowhere(state.swa)), rings)
+    return replace(state, owner_tags=replace(tags, swa=put(tags.swa, at, by)))
 
 
 def _look_at(state: AllocatorState, rings: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -4,11 +4,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import jax
-
 from swa_jax.config import PoolConfig
 from swa_jax.models import ModelConfig
 from swa_jax.models.planning import window_pages
+from swa_jax.out_of_memory import device_memory, is_out_of_memory
 from swa_jax.replay.pool_options import pool_from_options
 from swa_jax.serving import NGramDraft, ServingConfig
 
@@ -144,10 +143,10 @@ def memory_for(pool: PoolConfig) -> Iterator[None]:
     """
     try:
         yield
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
         raise ValueError(
             f"no memory for the model beside {pool.full_tokens:,} full and {pool.swa_tokens:,} SWA "
-            "tokens of KV: give a smaller --hbm, or --dtype bfloat16"
+            f"tokens of KV: give a smaller --hbm, or --dtype bfloat16{device_memory()}"
         ) from None

@@ -15,17 +15,22 @@ from jax.typing import ArrayLike
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.grant import commit_grant, judge, make_plan
 from swa_jax.inputs import Ints, as_active, as_bool, as_int32, as_rows, check_lengths
+from swa_jax.owners import as_owner, is_foreign, keep_own, tag_pages
 from swa_jax.paging import look_up, not_alone, offset_of
 from swa_jax.plan_free import NamedPages, holders_here, name_pages, swa_side
 from swa_jax.pool import count_holders, holders_of, nowhere, peek
 from swa_jax.rank import rank
-from swa_jax.state import PAD_SLOT, UNMAPPED, AllocatorState, must_be_state
+from swa_jax.state import PAD_PAGE, PAD_SLOT, UNMAPPED, AllocatorState, must_be_state
 
 _MOST = 2**31 - 1
 
 
 def share(
-    state: AllocatorState, slots: Ints, live: ArrayLike | list[bool] | None = None
+    state: AllocatorState,
+    slots: Ints,
+    live: ArrayLike | list[bool] | None = None,
+    *,
+    by: Ints | None = None,
 ) -> AllocatorState:
     """Adds one holder to the page of every slot, and to its SWA page where it has one.
 
@@ -51,6 +56,8 @@ def share(
       live: bool[T] places whose SWA side is shared as well, where there is one; the first place
         that names a page speaks for it. All by default. In a pure SWA pool the others are not
         shared at all.
+      by: int32[] or int32[T] owner of the pages, 0 by default; only with owner tags, where all that
+        share a page go by one id.
 
     Returns:
       The allocator after the call. Available sizes are as before.
@@ -59,20 +66,25 @@ def share(
       double_free: a page that is not held, once a page.
       out_of_range: a slot below 0 or past the pool, once a place.
       bad_length: a page with 2^31 - 1 holders, once a page.
+      foreign: a page of another owner, once a page.
 
     Law 3; reference counts as in vLLM's block pool (`ref_cnt`) and Levanter's page table.
     """
     must_be_state(state)
     places = as_int32("slots", slots, 1)
+    owner = as_owner(state, by, slots=places)
     if live is None or not places.shape[0]:
-        return _share(state, places, None)
+        return _share(state, places, None, owner)
     marks = as_bool("live", live)
     check_lengths(slots=places, live=marks)
-    return _share(state, places, marks)
+    return _share(state, places, marks, owner)
 
 
 @jax.jit
-def _share(state: AllocatorState, slots: jax.Array, live: jax.Array | None) -> AllocatorState:
+def _share(
+    state: AllocatorState, slots: jax.Array, live: jax.Array | None, by: jax.Array | None
+) -> AllocatorState:
+    state, slots = keep_own(state, slots, by)
     live = None if live is None else not_alone(live)
     named = name_pages(state, not_alone(slots))
     holders = holders_here(state, named)
@@ -120,6 +132,8 @@ def copy_on_write(
     seq_lens: Ints,
     last_loc: Ints,
     active: ArrayLike | list[bool] | None = None,
+    *,
+    by: Ints | None = None,
 ) -> tuple[AllocatorState, PageCopies]:
     """Gives every row that would write into a shared page a page of its own, or none of them.
 
@@ -135,6 +149,7 @@ def copy_on_write(
       seq_lens: int32[B] tokens that each row holds.
       last_loc: int32[B] full slot of token `seq_lens - 1`, -1 where there is none.
       active: bool[B] rows that take part, all by default.
+      by: int32[] owner of all rows or int32[B] of each, 0 by default; only with owner tags.
 
     Returns:
       The allocator after the call, and `PageCopies`. Where no page is shared nothing changes and
@@ -145,13 +160,16 @@ def copy_on_write(
       bad_length: a length below 0, once a row.
       out_of_range: a `last_loc` that names no held page, where the last page is partly filled.
       misaligned: a `last_loc` at another place of its page than the length says, once a row.
+      foreign: a `last_loc` in a partly filled page of another owner, once a row.
 
     Laws 2, 3 and 7.
     """
     must_be_state(state)
     lens, last = as_rows(seq_lens=seq_lens, last_loc=last_loc)
     rows = as_active(active, seq_lens=lens)
-    state, copies = _copy_on_write(state, not_alone(lens), not_alone(last), not_alone(rows))
+    owners = as_owner(state, by, seq_lens=lens)
+    owners = None if owners is None else not_alone(owners)
+    state, copies = _copy_on_write(state, not_alone(lens), not_alone(last), not_alone(rows), owners)
     if lens.shape[0] > 1:
         return state, copies
     return state, replace(
@@ -159,39 +177,71 @@ def copy_on_write(
     )
 
 
-@jax.jit
-def _copy_on_write(
-    state: AllocatorState, seq_lens: jax.Array, last_loc: jax.Array, active: jax.Array
-) -> tuple[AllocatorState, PageCopies]:
+@dataclass(frozen=True)
+class _Stands:
+    """The partly filled page in which each row stands."""
+
+    named: NamedPages
+    filled: jax.Array  # int32[B] tokens in it
+    asks: jax.Array  # bool[B] there is one, and it is as the row says
+    faults: jax.Array  # int32[7]
+    foreign: jax.Array | None  # bool[B] it is another owner's; None without owner tags
+
+
+def _look(
+    state: AllocatorState,
+    seq_lens: jax.Array,
+    last_loc: jax.Array,
+    active: jax.Array,
+    by: jax.Array | None,
+) -> _Stands:
     size = state.config.page_size
     bad = active & (seq_lens < 0)
     filled = offset_of(jnp.where(active & ~bad, seq_lens, 0), size)
     part = filled > 0
     slots = jnp.where(part, last_loc, PAD_SLOT)
     named = name_pages(state, slots)
-    swa = look_up(state.full_to_swa, named.pages, UNMAPPED)
     held = part & (holders_of(state.full, named.pages) > 0)
-    absent = jnp.zeros_like(held)
+    absent, foreign, tags = jnp.zeros_like(held), None, state.owner_tags
     if state.config.pure_swa_pool:  # as in `look_at_last_page`
-        held = held & (swa != UNMAPPED)
+        held = held & (look_up(state.full_to_swa, named.pages, UNMAPPED) != UNMAPPED)
         absent = part & (slots >= 0) & (slots < jnp.int32(size))
+    lost = part & ~held & ~absent
+    if by is not None and tags is not None:
+        foreign = held & is_foreign(tags.full, named.pages, by)
+        held = held & ~foreign
     odd = held & (offset_of(jnp.maximum(slots, 0), size) != filled - 1)
-    faults = fault_counts(bad_length=bad, out_of_range=part & ~held & ~absent, misaligned=odd)
+    faults = fault_counts(bad_length=bad, out_of_range=lost, misaligned=odd)
+    return _Stands(named, filled, held & ~odd, faults, foreign)
+
+
+@jax.jit
+def _copy_on_write(
+    state: AllocatorState,
+    seq_lens: jax.Array,
+    last_loc: jax.Array,
+    active: jax.Array,
+    by: jax.Array | None,
+) -> tuple[AllocatorState, PageCopies]:
+    size = state.config.page_size
+    stands = _look(state, seq_lens, last_loc, active, by)
+    named, filled = stands.named, stands.filled
 
     # Of n rows in a page with n holders n - 1 copy: nobody else reads what the last one writes to.
-    asks = held & ~odd
-    before = _rows_before(named.pages, asks)
-    copies = asks & (holders_of(state.full, named.pages) - before > 1)
-    takes_swa = copies if state.config.pure_swa_pool else copies & (swa != UNMAPPED)
+    before = _rows_before(named.pages, stands.asks)
+    copies = stands.asks & (holders_of(state.full, named.pages) - before > 1)
+    takes_swa = copies
+    if not state.config.pure_swa_pool:
+        takes_swa = copies & (look_up(state.full_to_swa, named.pages, UNMAPPED) != UNMAPPED)
     full_rank, num_full = rank(copies)
     swa_rank, num_swa = rank(takes_swa)
-    verdict = judge(state, ~jnp.any(faults > 0), num_full, num_swa)
+    verdict = judge(state, ~jnp.any(stands.faults > 0), num_full, num_swa, stands.foreign)
     swa_pages = peek(state.swa, swa_rank)
     pages = swa_pages if state.config.pure_swa_pool else peek(state.full, full_rank)
     plan = make_plan(
         state,
         verdict,
-        slots=slots,
+        slots=jnp.zeros_like(last_loc),
         count=num_full,
         new_pages=pages,
         takes_full=copies,
@@ -200,13 +250,13 @@ def _copy_on_write(
         map_pages=pages,
         num_full=num_full,
         num_swa=num_swa,
-        faults=faults,
+        faults=stands.faults,
+        foreign=stands.foreign,
         scratch=named.scratch,
     )
     moved = copies & verdict.ok
-    state = _leave(state, named, moved)
-    state, grant = commit_grant(state, plan)
-    return state, PageCopies(
+    state, grant = commit_grant(_leave(state, named, moved), plan)
+    copied = PageCopies(
         source=_tokens(named.pages, filled, moved, size),
         target=_tokens(pages, filled, moved, size),
         last_loc=jnp.where(moved, pages * jnp.int32(size) + filled - 1, last_loc),
@@ -214,6 +264,7 @@ def _copy_on_write(
         full_short=grant.full_short,
         swa_short=grant.swa_short,
     )
+    return tag_pages(state, jnp.where(moved, pages, PAD_PAGE), by), copied
 
 
 def _rows_before(page: jax.Array, marks: jax.Array) -> jax.Array:

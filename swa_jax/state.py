@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.config import PoolConfig
-from swa_jax.faults import FAULT_KINDS, zero_faults
+from swa_jax.faults import FAULT_KINDS, FOREIGN, zero_faults
 from swa_jax.state_text import as_html, as_text, pool_as_text
 
 PAD_PAGE = 0  # never granted, never freed; its slots 0 .. P-1 fill unused places
@@ -49,6 +49,18 @@ class PagePool:
 
 
 @functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["full", "swa", "foreign"], meta_fields=[]
+)
+@dataclass(frozen=True)
+class OwnerTags:
+    """Whose each page is, by the rules of `swa_jax.owners`. Of a released page: whose it was."""
+
+    full: jax.Array  # int32[F+1] owner by page id
+    swa: jax.Array  # int32[S+1] owner by page id, or by ring
+    foreign: jax.Array  # int32[] what was refused since it is somebody else's
+
+
+@functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=[
         "full",
@@ -58,6 +70,7 @@ class PagePool:
         "faults",
         "scratch",
         "block_is_full",
+        "owner_tags",
     ],
     meta_fields=["config"],
 )
@@ -84,6 +97,7 @@ class AllocatorState:
     scratch: jax.Array  # int32[F+1] NOBODY between transitions
     block_is_full: jax.Array | None  # bool[B] whose a block is; None without a unified budget
     config: PoolConfig  # static
+    owner_tags: OwnerTags | None = None  # None where the configuration has none
 
     def __repr__(self) -> str:
         return as_text(self)
@@ -108,7 +122,8 @@ def init(config: PoolConfig) -> AllocatorState:
 
     Returns:
       `AllocatorState`, 16 bytes for a full page and 8 for an SWA page (`state_bytes`), and one for
-      each block of a unified budget, which starts with about as many pages of either kind.
+      each block of a unified budget, which starts with about as many pages of either kind; with
+      owner tags 4 more for each page.
     """
     return _init(config)
 
@@ -134,7 +149,13 @@ def _init(config: PoolConfig) -> AllocatorState:
         scratch=jnp.full(pages + 1, NOBODY, jnp.int32),
         block_is_full=block_is_full,
         config=config,
+        owner_tags=_no_owners(full, of_swa) if config.owner_tags else None,
     )
+
+
+def _no_owners(full: PagePool, swa: PagePool) -> OwnerTags:
+    sizes = (full.holders.shape, swa.holders.shape, ())
+    return OwnerTags(*(jnp.zeros(shape, jnp.int32) for shape in sizes))
 
 
 def clear(state: AllocatorState) -> AllocatorState:
@@ -203,10 +224,16 @@ def available_size(state: AllocatorState) -> jax.Array:
 
 
 def faults(state: AllocatorState) -> dict[str, int]:
-    """Misuse counted so far, by kind, over all of a batch of states. Waits for the device."""
+    """Misuse counted so far, by kind, over all of a batch of states. Waits for the device.
+
+    The kinds are those of `FAULT_KINDS`, and "foreign" where pages carry owner tags.
+    """
     must_be_state(state)
     values = jax.device_get(state.faults).reshape(-1, len(FAULT_KINDS)).sum(axis=0)
-    return {kind: int(value) for kind, value in zip(FAULT_KINDS, values, strict=True)}
+    counted = {kind: int(value) for kind, value in zip(FAULT_KINDS, values, strict=True)}
+    if state.owner_tags is not None:
+        counted[FOREIGN] = int(jax.device_get(state.owner_tags.foreign).sum())
+    return counted
 
 
 def state_bytes(config: PoolConfig) -> int:

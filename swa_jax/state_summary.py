@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from swa_jax.config import PoolConfig
-from swa_jax.faults import FAULT_KINDS
+from swa_jax.faults import FAULT_KINDS, FOREIGN
 
 T = TypeVar("T")
 _PADDING = 1  # pages of `holders` that are no pages
@@ -52,12 +52,17 @@ class StateSummary:
     mapped: np.ndarray | None  # full pages that have an SWA side; None where none ever has
     left: np.ndarray | None  # pure SWA: pages behind a window that their holders still name
     group_open: np.ndarray  # bool
-    faults: np.ndarray  # int64[..., 7] in the order of FAULT_KINDS
+    faults: np.ndarray  # int64[..., K] in the order of `fault_kinds`
+
+    @property
+    def fault_kinds(self) -> tuple[str, ...]:
+        """The kinds of misuse that are counted."""
+        return (*FAULT_KINDS, FOREIGN) if self.config.owner_tags else FAULT_KINDS
 
     def fault_counts(self) -> dict[str, int]:
         """Misuse by kind, over the batch, without kinds that did not occur."""
-        totals = self.faults.reshape(-1, len(FAULT_KINDS)).sum(axis=0)
-        return {kind: int(n) for kind, n in zip(FAULT_KINDS, totals, strict=True) if n}
+        totals = self.faults.reshape(-1, len(self.fault_kinds)).sum(axis=0)
+        return {kind: int(n) for kind, n in zip(self.fault_kinds, totals, strict=True) if n}
 
 
 def summarize(state: Any) -> StateSummary:  # noqa: ANN401 - an AllocatorState, which imports this
@@ -86,7 +91,7 @@ def summarize(state: Any) -> StateSummary:  # noqa: ANN401 - an AllocatorState, 
         mapped=None if config.has_rings or config.pure_swa_pool else _count(mapping != 0),
         left=left,
         group_open=arrays["group_open"].astype(bool),
-        faults=arrays["faults"].astype(np.int64),
+        faults=_faults(arrays),
     )
 
 
@@ -104,6 +109,8 @@ def _read(state: Any) -> dict[str, np.ndarray]:  # noqa: ANN401
     }
     if state.block_is_full is not None:
         arrays["block_is_full"] = state.block_is_full
+    if state.owner_tags is not None:
+        arrays["foreign"] = state.owner_tags.foreign
     return on_host(arrays)
 
 
@@ -134,6 +141,14 @@ def _why_unreadable(array: object) -> str:
     return ""
 
 
+def _faults(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """int64[..., K] counts of misuse, those of foreign pages last."""
+    counts = [arrays["faults"]]
+    if "foreign" in arrays:
+        counts.append(arrays["foreign"][..., None])
+    return np.concatenate(counts, axis=-1).astype(np.int64)
+
+
 def _fits(config: PoolConfig, arrays: dict[str, np.ndarray], batch: tuple[int, ...]) -> bool:
     wanted = {
         "full_holders": (config.full_pages + _PADDING,),
@@ -143,6 +158,8 @@ def _fits(config: PoolConfig, arrays: dict[str, np.ndarray], batch: tuple[int, .
     }
     layout = config.unified_layout
     if ("block_is_full" in arrays) != (layout is not None):
+        return False
+    if ("foreign" in arrays) != config.owner_tags:
         return False
     if layout is not None:
         wanted["block_is_full"] = (layout.blocks,)
@@ -205,5 +222,5 @@ def as_dict(summary: StateSummary) -> dict[str, object]:
         "pools": pools,
         "mapped_full_pages": None if summary.mapped is None else int(summary.mapped),
         "group_open": bool(summary.group_open),
-        "faults": dict(zip(FAULT_KINDS, summary.faults.tolist(), strict=True)),
+        "faults": dict(zip(summary.fault_kinds, summary.faults.tolist(), strict=True)),
     }

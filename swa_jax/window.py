@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from swa_jax.config import MAX_SLOTS, PoolConfig
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.inputs import Ints, as_active, as_int32, check_rows
+from swa_jax.owners import as_owner, keep_own
 from swa_jax.paging import floor_to_page, offset_of, pages_for
 from swa_jax.plan_free import commit_free, name_pages, plan_free_swa
 from swa_jax.state import PAD_SLOT, AllocatorState, must_be_state
@@ -74,6 +75,7 @@ def free_out_of_window(
     active: ArrayLike | list[bool] | None = None,
     max_pages: int | None = None,
     stride: int = 1,
+    by: Ints | None = None,
 ) -> tuple[AllocatorState, jax.Array]:
     """Frees the SWA pages of each row that have left its window since the last call.
 
@@ -92,6 +94,7 @@ def free_out_of_window(
         can hold. The cost follows it. What is left over is freed by the next call.
       stride: tokens between two columns of `req_to_token`, static: 1 for a table of slots,
         page_size for a table with the first slot of each page.
+      by: int32[] owner of all rows or int32[B] of each, 0 by default; only with owner tags.
 
     Returns:
       The allocator after the call, and int32[B] the new evicted_lens.
@@ -100,7 +103,7 @@ def free_out_of_window(
       bad_length: `evicted_lens` below 0, or, where something is left to free, a frontier past the
         width of the table, once a row.
       misaligned: `evicted_lens` inside a page, once a row.
-      double_free, out_of_range: of the table's slots, as for `free_swa`.
+      double_free, out_of_range, foreign: of the table's slots, as for `free_swa`.
 
     Rule R8; public reports B18, B24, B25, B29, B30, B34, B35, B52.
     """
@@ -122,10 +125,11 @@ def free_out_of_window(
     if max_pages is not None and max_pages < 1:
         raise ValueError(f"max_pages must be at least 1, got {max_pages!r}")
     pages = most if max_pages is None else min(int(max_pages), most)
-    return _free_out_of_window(state, table, lens, evicted, kept, rows, pages, stride)
+    owners = as_owner(state, by, seq_lens=lens)
+    return _free_out_of_window(state, table, lens, evicted, kept, rows, owners, pages, stride)
 
 
-@functools.partial(jax.jit, static_argnums=(6, 7))
+@functools.partial(jax.jit, static_argnums=(7, 8))
 def _free_out_of_window(
     state: AllocatorState,
     table: jax.Array,
@@ -133,6 +137,7 @@ def _free_out_of_window(
     evicted_lens: jax.Array,
     insert_lens: jax.Array | None,
     active: jax.Array,
+    by: jax.Array | None,
     max_pages: int,
     stride: int,
 ) -> tuple[AllocatorState, jax.Array]:
@@ -153,9 +158,11 @@ def _free_out_of_window(
     tokens = start[:, None] + step[None, :]
     columns = jnp.where(dead, jax.lax.div(tokens, jnp.int32(stride)), table.shape[1])
     rows = jnp.arange(table.shape[0], dtype=jnp.int32)[:, None]
-    slots = table.at[rows, columns].get(mode="fill", fill_value=PAD_SLOT)
+    slots = table.at[rows, columns].get(mode="fill", fill_value=PAD_SLOT).reshape(-1)
 
-    named = name_pages(state, slots.reshape(-1))
+    if by is not None:
+        state, slots = keep_own(state, slots, jnp.repeat(by, max_pages))
+    named = name_pages(state, slots)
     plan = plan_free_swa(state, named, unmapped_is_fault=False, each_place_a_holder=True)
     after = commit_free(state, plan, defer=state.group_open, moves_full=state.config.pure_swa_pool)
     row_faults = fault_counts(bad_length=short | wide, misaligned=odd)

@@ -42,6 +42,19 @@ LONG_CASES = {
     "test_events.py::test_the_tree_of_a_replay_can_be_rebuilt",
     "test_generate.py::test_drafts_change_nothing_and_small_pools_neither",
     # These are tests of other files, run as they are.
+    "test_data_parallel.py::test_ranks_over_eight_devices[1]",
+    "test_prefix_cache.py::test_when_everything_collides_every_answer_is_the_same[config1-options1]",
+    "test_prefix_machine.py::test_requests_agree_with_the_oracle[all_collide_fifo]",
+    "test_prefix_machine.py::test_requests_agree_with_the_oracle[wide_window_priority]",
+    "test_seeds.py::test_mixed_requests_soak",
+    "test_serving_hosted.py::test_mistakes_show[nothing]",
+    "test_serving_unified.py::test_more_is_held_than_any_fixed_split_of_the_bytes_could_hold",
+    "test_speculation.py::test_samples_are_the_same_with_drafts[chain, page 4, cache]",
+    "peers/test_example.py::test_the_example_serves_all_and_leaks_nothing",
+    # A loop with a mistake in it runs in the other cases.
+    "test_serving_owners.py::test_a_loop_names_nothing_of_others[plain]",
+    "test_soaking.py::test_a_mistake_in_the_serving_loop_is_named_with_its_step[leak]",
+    "test_soaking.py::test_a_mistake_in_the_serving_loop_is_named_with_its_step[stale mapping]",
     "test_mutations.py::test_a_check_passes_without_its_bug[free_unmapped_segment]",
     "test_mutations.py::test_a_check_passes_without_its_bug[late_free_in_group]",
     "test_mutations.py::test_a_check_passes_without_its_bug[padding_in_every_free]",
@@ -114,6 +127,7 @@ LARGE = (
     "test_readme",
     "test_disagg_serving",
     "test_disagg_processes",
+    "test_soaking",
 )
 # What is looked at there is the compiled program itself, or it runs for long.
 WELL_COMPILED = ("test_compile", "test_replay_cache")

@@ -267,7 +267,7 @@ def nested_begin_drops_the_queue(patch: Patch) -> None:
 def set_does_not_move(patch: Patch) -> None:
     """Two full pages map to one SWA page after a set."""
 
-    def set_only(state, full_slots, swa_slots):
+    def set_only(state, full_slots, swa_slots, by):
         pairs = mapping.pair_pages(state, full_slots, swa_slots)
         by_page = state.full_to_swa.at[pairs.full_pages].set(pairs.swa_pages, mode="drop")
         return replace(state, full_to_swa=by_page, faults=add_faults(state.faults, pairs.faults))

@@ -94,7 +94,7 @@ class Recorder:
     def __init__(self, shape: Shape, most_steps: int) -> None:
         self.shape, self.most_steps = shape, most_steps
         config = shape.config
-        weight = jnp.ones(2, jnp.float32)
+        weight = jnp.ones(2, jnp.int32)
 
         def one(load: worlds.Load, world: worlds.World) -> tuple[worlds.World, tuple]:
             world = jax.lax.cond(

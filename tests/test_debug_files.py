@@ -173,7 +173,10 @@ BAD = {
     "a call that is a list": (text([{"call": 1, "name": []}]), "no such call"),
     "a private function": (text(second("__init__")), "no such call"),
     "no arguments": (text(second("free")), r"call 2 \(free\): slots must be given"),
-    "too many arguments": (text(second("free", slots=[4], more=1)), "it takes slots; got 'more'"),
+    "too many arguments": (
+        text(second("free", slots=[4], more=1)),
+        "it takes slots, by; got 'more'",
+    ),
     "slots that are a number": (text(second("free", slots=4)), "must be a list, got 4"),
     "slots that are a text": (text(second("free", slots="1[0]")), "must be a list"),
     "a slot that is true": (text(second("free", slots=[True])), "int32 numbers"),

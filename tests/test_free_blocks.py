@@ -33,6 +33,8 @@ def asks(slots):
     yield np.resize(np.concatenate([slots[30:60], [0, -1, 5000, 3]]), T)
     yield np.zeros(T, np.int32)
     yield np.full(T, slots[5])
+    yield 4 * np.arange(1, T + 1)  # a page in every place: the last block is full
+    yield 4 * np.append(np.arange(1, T), T - 1)  # one less
 
 
 @pytest.mark.parametrize("group", [False, True])

@@ -1,5 +1,6 @@
 """The host's tree in plain Python: what is usable, who leaves first, what stays."""
 
+import itertools
 from typing import cast
 
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from swa_jax.host_cache import (
     token_keys,
 )
 from swa_jax.host_cache.check import check_index, nodes_of
+from swa_jax.host_cache.index import Placed
 from swa_jax.models import KVPool, get_model
 from swa_jax.prefix_cache.match import window_start
 from swa_jax.prefix_cache.tree import CacheConfig
@@ -47,6 +49,32 @@ def usable_by_rule(index, keys, space, device_pages, live):
         if all(map(has_full, range(pages))) and all(map(has_swa, window)):
             return pages
     return 0
+
+
+def test_what_is_usable_is_the_definition_for_every_choice_of_rows() -> None:
+    tree, empty, keys = HostIndex(HostConfig(20, 12, 2, 3)), index(), "abcd"
+    tree.put(keys[:3], full=range(3), swa=range(3))  # the last page has no node
+    path = tree.find(keys)
+    empty.config = tree.config
+    lives = [(), (True,), (False, True), (True, False, True), (False, True, True, True, True)]
+    for full, of_swa, device, live in itertools.product(
+        itertools.product([0, -1], repeat=3),
+        itertools.product([0, -1], repeat=3),
+        range(6),
+        lives,
+    ):
+        for node, *rows in zip(path, full, of_swa, strict=True):
+            node.full, node.swa = rows
+        got = tree.usable(keys, device_pages=device, device_live=live)
+        assert got.pages == usable_by_rule(tree, keys, 0, device, live), (full, of_swa, device)
+        assert got.device_pages == usable_by_rule(empty, keys, 0, min(device, 4), live)
+        if got.pages == got.device_pages:
+            assert (got.full, got.swa) == ((), ())
+            continue
+        on_device = [page < device and page < len(live) and live[page] for page in range(4)]
+        window = range(tree.config.window_start(got.pages), got.pages)
+        assert got.full == tuple(range(min(device, got.pages), got.pages))
+        assert got.swa == tuple(page for page in window if not on_device[page])
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -226,6 +254,11 @@ def test_host_memory_holds_a_window_for_each_typical_prefix() -> None:
     assert 0.95 < plan.swa_pages / (prefixes * plan.kept_pages) < 1.1
     with pytest.raises(ValueError, match="cannot hold one window"):
         plan_host(model, 1000, 64)
+    of_window = -(-model.past_window // 64) * 64
+    least = of_window * (model.full_bytes_per_token + model.swa_bytes_per_token)
+    assert plan_host(model, least, 64).full_tokens == of_window
+    with pytest.raises(ValueError, match=f"need at least {least} bytes"):
+        plan_host(model, least - 1, 64)
 
 
 @pytest.mark.parametrize(
@@ -329,4 +362,64 @@ def test_rows_that_could_not_be_written_are_taken_back() -> None:
     assert len(tree.find("abcd")) == 2
     assert (tree.full_pages, tree.swa_pages) == (2, 2)
     tree.take_back("abcd", 0, placed)  # nothing of it is there
+    check_index(tree)
+
+
+def test_only_rows_that_were_given_are_taken_back() -> None:
+    tree = index()
+    placed = tree.store("ab")
+    others = Placed(((0, placed.full[0][1] + 5),), ((1, placed.swa[-1][1] + 5),))
+    tree.take_back("ab", 0, others)
+    assert (tree.full_pages, tree.swa_pages) == (2, 2)
+    check_index(tree)
+
+
+def test_only_the_end_of_a_path_is_forgotten() -> None:
+    tree = index()
+    tree.store("ab")
+    pin = tree.pin("ab")
+    assert not any(map(tree.forget, ("ab", "a", "abc", "x", "")))
+    tree.unpin(pin)
+    assert not any(map(tree.forget, ("a", "abc", "x", "")))
+    assert len(tree.find("ab")) == 2
+    assert tree.forget("ab")
+    assert (len(tree.find("ab")), tree.full_pages, tree.swa_pages) == (1, 1, 1)
+    check_index(tree)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_long_path_hands_its_own_rows_on_to_its_end(pinned) -> None:
+    tree = index(20, 4, 2)
+    assert tree.config.kept_pages == 3
+    tree.store("x")
+    pins = [tree.pin("x")]
+    tree.put("abcd", full=range(4), swa=[1, 2, 3])
+    if pinned:
+        pins.append(tree.pin("ab"))
+    placed = tree.put("abcdefg", full=range(7), swa=[4, 5, 6])
+    assert [page for page, _ in placed.swa] == ([5, 6] if pinned else [4, 5, 6])
+    left = [page for page, node in enumerate(tree.find("abcdefg")) if node.swa >= 0]
+    assert left == ([1, 5, 6] if pinned else [4, 5, 6])
+    check_index(tree)
+
+
+def test_a_path_does_not_take_rows_from_its_own_last_window() -> None:
+    tree = index(20, 3, 2)
+    tree.store("x")
+    pin = tree.pin("x")
+    tree.put("abc", full=range(3), swa=[0, 1])
+    assert tree.put("abc", swa=[2]).swa == ()
+    tree.unpin(pin)
+    assert [page for page, _ in tree.put("abc", swa=[2]).swa] == [2]
+    check_index(tree)
+
+
+def test_a_row_that_no_end_needs_any_more_is_the_first_to_go() -> None:
+    tree = index(20, 4, 2)
+    tree.put("abcde", full=range(5), swa=[0, 3, 4])
+    tree.put("ax", full=[0, 1], swa=[1])
+    assert tree.forget("ax")  # the next end below "a" is four pages away now
+    tree.put("z", full=[0], swa=[0])
+    tree.put("y", full=[0], swa=[0])
+    assert [page for page, node in enumerate(tree.find("abcde")) if node.swa >= 0] == [3, 4]
     check_index(tree)

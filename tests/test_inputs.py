@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import swa_jax as swa
+from swa_jax import inputs
 
 CONFIG = swa.PoolConfig(32, 16, 4, 4)
 wrong: Any = swa  # calls that a type checker would not let pass
@@ -116,3 +117,51 @@ def test_a_row_that_only_grows_by_little_may_be_very_long():
     state, grant = swa.alloc_decode(state, [far + 1], [int(first.slots[2])])
     assert bool(grant.ok)
     assert grant.slots.tolist() == [7]
+
+
+def refused(words, call, *arguments):
+    with pytest.raises(ValueError, match=words):
+        call(*arguments)
+
+
+def test_integers_are_taken_up_to_the_borders_of_int32():
+    borders = [-(2**31), 2**31 - 1]
+    for value in (borders, np.array(borders), jnp.asarray(borders, jnp.int32)):
+        assert inputs.as_int32("x", value, 1).tolist() == borders
+    assert inputs.as_int32("x", jnp.asarray([-3, 7], jnp.int16), 1).tolist() == [-3, 7]
+    assert inputs.as_int32("x", jnp.asarray([2**32 - 1], jnp.uint32), 1).tolist() == [2**31 - 1]
+    assert inputs.as_int32("x", [[1], [2]], None).shape == (2, 1)
+    assert inputs.as_int32("x", [], 1).shape == (0,)
+    refused("fit int32", inputs.as_int32, "x", [-(2**31) - 1, 0], 1)
+    refused("fit int32", inputs.as_int32, "x", [2**31, 0], 1)
+    refused("must hold integers", inputs.as_int32, "x", np.array([], bool), 1)
+    refused("must be a scalar, got shape", inputs.as_int32, "x", [1], 0)
+    refused("of 1 dimension", inputs.as_int32, "x", [[1]], 1)
+
+
+def test_marks_are_bools_in_one_dimension():
+    assert inputs.as_bool("x", [True, False]).tolist() == [True, False]
+    refused("bool array of 1 dimension", inputs.as_bool, "x", [[True]])
+    refused("bool array of 1 dimension", inputs.as_bool, "x", [1])
+
+
+def test_rows_and_capacities_up_to_their_most():
+    most = inputs.MAX_ROWS
+    inputs.check_rows(a=jnp.zeros(1), b=jnp.zeros(1))
+    inputs.check_rows(a=jnp.zeros(most))
+    refused("1 .. 32767 rows", lambda: inputs.check_rows(a=jnp.zeros(most + 1)))
+    refused("1 .. 32767 rows", lambda: inputs.check_rows(a=jnp.zeros(0)))
+    right: list[Any] = [1, 2**31 - 1, np.int64(8)]
+    for capacity in right:
+        assert inputs.check_capacity(capacity) == capacity
+    for capacity in (0, 2**31, -1):
+        refused("must be 1 ..", inputs.check_capacity, capacity)
+    for capacity in (True, 4.0, None):
+        refused("positive Python int", inputs.check_capacity, capacity)
+
+
+def test_whole_numbers_from_the_least_to_the_most():
+    assert [inputs.whole_number("x", each, 2, 5) for each in (2, np.int8(3), 5)] == [2, 3, 5]
+    for wrong in (1, 6, True, np.bool_(True), 3.0, "3", None):
+        refused("x must be an integer from 2 to 5", inputs.whole_number, "x", wrong, 2, 5)
+    refused("integer from 0 to", inputs.whole_number, "x", True, 0)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.command import all_mutants, choose, score
+from tests.mutation.command import all_mutants, choose, score, sooner
 from tests.mutation.explained import EXPLAINED
-from tests.mutation.generate import mutants_of
+from tests.mutation.generate import mutants_in, mutants_of
 from tests.mutation.judge import KILLED, SURVIVED, Outcome
 from tests.mutation.known import KNOWN
 from tests.mutation.patch import ROOT, Mutant, source_of
@@ -52,6 +52,38 @@ def test_generated_mutants_are_one_change_each(file):
     source = source_of(file)
     for mutant in mutants_of(file):
         assert ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source)), mutant.name
+
+
+@pytest.mark.parametrize(
+    ("code", "changes"),
+    [
+        ("a < b", ["a <= b"]),
+        ("a <= b < c", ["a < b < c", "a <= b <= c"]),
+        ("a is b", []),
+        ("a & ~b", ["(a)", "(~b)", "(b)"]),
+        ("a and b", ["(b)", "(a)"]),
+        ("a or b or c", ["((b) or (c))", "((a) or (c))", "((a) or (b))"]),
+        ("n - 1", ["(n)"]),
+        ('x.get(mode="fill")', ['mode="clip"']),
+        ('x.get(mode="clip")', ['mode="fill"']),
+        ("jnp.minimum(a, b)", ["(a)"]),
+        ("jnp.where(m, a, b)", ["jnp.where(m | True, a, b)", "jnp.where(m & False, a, b)"]),
+        ("look_up(t, i, 0)", ["look_up(t, jnp.minimum(i, (t).shape[0] - 1), 0)"]),
+        ("replace(s, a=1, b=2)", ["replace(s, b=2)", "replace(s, a=1)"]),
+    ],
+)
+def test_what_an_expression_is_changed_to(code, changes):
+    mutants = mutants_in("pool.py", f"def f():\n    return {code}\n")
+    assert [mutant.new for mutant in mutants] == changes
+    assert all(mutant.where == "f" for mutant in mutants)
+
+
+def test_what_noticed_others_of_the_module_comes_first():
+    mutant = next(mutant for mutant in MUTANTS if mutant.file == "pool.py")
+    fates = [(KILLED, "b"), (KILLED, "a"), (SURVIVED, "9 tests passed"), (KILLED, "a")]
+    known = {f"pool:f: {n}": Outcome(fate, by, 1.0) for n, (fate, by) in enumerate(fates)}
+    known["pool_view:f: x"] = Outcome(KILLED, "c", 1.0)
+    assert sooner(mutant, known) == ["a", "b"]
 
 
 def test_a_patch_that_does_not_fit_is_refused():

@@ -202,6 +202,9 @@ def test_rows_that_are_off_hold_one_token_of_the_padding_page():
     assert tables.cu_q_lens.tolist() == [0, 0, 2, 2, 2]
     assert tables.num_seqs.tolist() == [2]
     assert not np.asarray(tables.full_page_indices)[[0, 2, 3]].any()
+    below = page_tables(state, slots, [9, 22, -5, 7], [-3, 2, 1, 0])
+    assert below.cu_q_lens.tolist() == [0, 0, 2, 3, 3]
+    assert not np.asarray(below.full_page_indices)[[0, 2, 3]].any()
     nobody = page_tables(state, slots, [9, 22, 0, 7], [0, 0, 0, 0])
     assert nobody.num_seqs.tolist() == [0]
     assert not np.asarray(nobody.swa_page_indices).any()
@@ -267,6 +270,8 @@ def test_refuses_what_does_not_fit():
     state = swa.init(CONFIGS["page 4, window 9"])
     with pytest.raises(ValueError, match="max_queries must be at least 1"):
         window_page_tables(state, [[0]], [0], [0], max_queries=0)
+    one = jax.eval_shape(lambda s: window_page_tables(s, [[0]], [0], [0], max_queries=1), state)
+    assert one.kv_lens.shape == (1,)
     with pytest.raises(ValueError, match="agree in length"):
         page_tables(state, [[0]], [0, 0], [0])
     with pytest.raises(ValueError, match="must hold integers"):

@@ -38,7 +38,7 @@ def test_what_is_recorded_can_be_imported():
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("swa_jax.free", "function(state: AllocatorState, slots: Ints) -> AllocatorState"),
+        ("swa_jax.free_group_end", "function(state: AllocatorState) -> AllocatorState"),
         ("swa_jax.PoolConfig.page_size", "int = 1"),
         ("swa_jax.AllocatorState", "class()"),
     ],

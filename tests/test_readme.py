@@ -29,7 +29,7 @@ def test_every_public_call_is_in_the_readme():
     import swa_jax as swa
 
     helpers = {"FAULT_KINDS", "AllocatorState", "InvariantError", "PagePool"}
-    helpers |= {"PageTables", "WindowPageTables"}
+    helpers |= {"PageTables", "WindowPageTables", "OwnerTags"}
     helpers |= {"frontier", "state_bytes", "step_invariants"}
     missing = [name for name in swa.__all__ if name not in helpers and name not in TEXT]
     assert not missing

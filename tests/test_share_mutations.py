@@ -35,7 +35,7 @@ Patch = pytest.MonkeyPatch
 def each_slot_is_a_holder(patch: Patch) -> None:
     """A page counts once for each of its slots that a share names."""
 
-    def share(state, slots, live):
+    def share(state, slots, live, by):
         pages = page_of(jnp.maximum(slots, 0), state.config.page_size)
         of_swa = state.full_to_swa[pages]
         return replace(
@@ -111,7 +111,12 @@ def decode_writes_into_a_shared_page(patch: Patch) -> None:
 
 
 def swa_is_shared_behind_the_window(patch: Patch) -> None:
-    wrap(patch, (sharing,), "_share", lambda share, state, slots, live: share(state, slots, None))
+    wrap(
+        patch,
+        (sharing,),
+        "_share",
+        lambda share, state, slots, live, by: share(state, slots, None, by),
+    )
 
 
 def evict_takes_swa_that_others_hold(patch: Patch) -> None:
@@ -143,8 +148,8 @@ def a_node_lives_by_the_share_of_others(patch: Patch) -> None:
 
 
 def the_second_insert_keeps_its_share(patch: Patch) -> None:
-    def outer(read, cache, state, slots, keys, owned_from):
-        return read(cache, state, slots, keys, None)
+    def outer(read, cache, state, slots, keys, owned_from, by):
+        return read(cache, state, slots, keys, None, by)
 
     wrap(patch, (inserting,), "_read_own", outer)
 

@@ -14,6 +14,7 @@ from swa_jax.bench.run import Row, Told, prepare, time_all
 from swa_jax.bench.scans import NAME
 from swa_jax.bench.workload import Point, Workload
 from swa_jax.need_device import need_device
+from swa_jax.out_of_memory import device_memory, is_out_of_memory
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -86,11 +87,13 @@ def run_here(workload: Workload, told: Told, names: Collection[str] | None = Non
     try:
         drivers, compared = prepare(workload, [], told, names)
         rows = time_all(workload, drivers, told, names)
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise ValueError(
+                f"no memory for these pools: give a smaller --pool-tokens{device_memory()}"
+            ) from None
+        if isinstance(error, jax.errors.JaxRuntimeError):
             raise
-        raise ValueError("no memory for these pools: give a smaller --pool-tokens") from None
-    except RuntimeError as error:
         raise DifferentError(str(error)) from error
     return Timed(
         workload, environment(), rows, compared, clock.seconds, time.perf_counter() - start

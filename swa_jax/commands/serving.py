@@ -1,6 +1,8 @@
 """`swa-jax generate` and `swa-jax serve-http`. What they need is imported when they are called."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from swa_jax.commands.output import InputError, JsonOutput, bad_input, emit, nee
 from swa_jax.replay.interruptible import interruptible
 
 if TYPE_CHECKING:
+    from swa_jax.config import PoolConfig
     from swa_jax.loaded_model import LoadedModel
     from swa_jax.serving_pools import ServingOptions
 
@@ -180,7 +183,31 @@ def _serve(
             "tokens of KV\n",
             sys.stderr,
         )
-        serve_until_stopped(server, engine, listener)
+        with _end_told(config.pool, cache_dir):
+            serve_until_stopped(server, engine, listener)
+
+
+@contextlib.contextmanager
+def _end_told(pool: "PoolConfig", cache_dir: str | None) -> Iterator[None]:
+    """What ends a server, or keeps it from leaving its cache, where that is the machine's lack."""
+    from swa_jax.out_of_memory import device_memory, is_out_of_memory
+
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(
+            "the server had to end, and what was open got an error: out of memory beside "
+            f"{pool.full_tokens:,} full and {pool.swa_tokens:,} SWA tokens of KV; give a smaller "
+            f"--hbm or --max-running{device_memory()}"
+        ) from error
+    except OSError as error:
+        if cache_dir is None or error.filename != str(Path(cache_dir).absolute()):
+            raise
+        raise InputError(
+            f"--cache-dir {cache_dir}: {error.strerror}; what was kept there before is as it was"
+        ) from error
 
 
 def _load(checkpoint: str, dtype: str, name: str | None) -> "LoadedModel":

@@ -19,6 +19,7 @@ class Kind(Enum):
     MARKS = "a list of true and false"
     STATIC = "an integer known before tracing"
     STATE = "the number of an earlier state: how many calls came before it"
+    OWNERS = "an owner's id, or a list of one for each place"
 
 
 LISTS = (Kind.NUMBERS, Kind.SLOTS, Kind.SWA_SLOTS, Kind.RINGS)
@@ -51,22 +52,30 @@ class CallKind:
 _ROWS = {"prefix_lens": Kind.NUMBERS, "seq_lens": Kind.NUMBERS, "last_loc": Kind.SLOTS}
 _STEP = {"seq_lens": Kind.NUMBERS, "last_loc": Kind.SLOTS, "active": Kind.MARKS}
 _SLOTS = {"slots": Kind.SLOTS}
+_BY = {"by": Kind.OWNERS}
+_FREES = CallKind({**_SLOTS, **_BY}, ("by",))
 # An earlier state is `owner` to `free_swa`. In a program an owner is who holds a page.
 AS_OF = "as_of"
 
 CALLS: dict[str, CallKind] = {
-    "alloc": CallKind({"num_tokens": Kind.NUMBER, "capacity": Kind.STATIC}, gives="slots"),
-    "alloc_extend": CallKind({**_ROWS, "capacity": Kind.STATIC}, gives="slots"),
-    "alloc_extend_swa_tail": CallKind(
-        {**_ROWS, "swa_tail_lens": Kind.NUMBERS, "capacity": Kind.STATIC}, gives="slots"
+    "alloc": CallKind(
+        {"num_tokens": Kind.NUMBER, "capacity": Kind.STATIC, **_BY}, ("by",), gives="slots"
     ),
-    "alloc_decode": CallKind(_STEP, ("active",), gives="slots"),
-    "free": CallKind(_SLOTS),
-    "free_swa": CallKind({**_SLOTS, AS_OF: Kind.STATE}, (AS_OF,), renamed=((AS_OF, "owner"),)),
-    "free_full": CallKind(_SLOTS),
-    "free_segment": CallKind(_SLOTS),
-    "free_swa_segment": CallKind(_SLOTS),
-    "free_swa_grouped": CallKind(_SLOTS),
+    "alloc_extend": CallKind({**_ROWS, "capacity": Kind.STATIC, **_BY}, ("by",), gives="slots"),
+    "alloc_extend_swa_tail": CallKind(
+        {**_ROWS, "swa_tail_lens": Kind.NUMBERS, "capacity": Kind.STATIC, **_BY},
+        ("by",),
+        gives="slots",
+    ),
+    "alloc_decode": CallKind({**_STEP, **_BY}, ("active", "by"), gives="slots"),
+    "free": _FREES,
+    "free_swa": CallKind(
+        {**_SLOTS, AS_OF: Kind.STATE, **_BY}, (AS_OF, "by"), renamed=((AS_OF, "owner"),)
+    ),
+    "free_full": _FREES,
+    "free_segment": _FREES,
+    "free_swa_segment": _FREES,
+    "free_swa_grouped": _FREES,
     "free_group_begin": CallKind({}),
     "free_group_end": CallKind({}),
     "free_out_of_window": CallKind(
@@ -78,19 +87,23 @@ CALLS: dict[str, CallKind] = {
             "active": Kind.MARKS,
             "max_pages": Kind.STATIC,
             "stride": Kind.STATIC,
+            **_BY,
         },
-        ("insert_lens", "active", "max_pages", "stride"),
+        ("insert_lens", "active", "max_pages", "stride", "by"),
         gives="evicted",
     ),
-    "set_full_to_swa_mapping": CallKind({"full_slots": Kind.SLOTS, "swa_slots": Kind.SWA_SLOTS}),
-    "clear_full_to_swa_mapping": CallKind({"full_slots": Kind.SLOTS}),
-    "share": CallKind({**_SLOTS, "live": Kind.MARKS}, ("live",)),
-    "copy_on_write": CallKind(_STEP, ("active",), gives="copies"),
+    "set_full_to_swa_mapping": CallKind(
+        {"full_slots": Kind.SLOTS, "swa_slots": Kind.SWA_SLOTS, **_BY}, ("by",)
+    ),
+    "clear_full_to_swa_mapping": CallKind({"full_slots": Kind.SLOTS, **_BY}, ("by",)),
+    "share": CallKind({**_SLOTS, "live": Kind.MARKS, **_BY}, ("live", "by")),
+    "copy_on_write": CallKind({**_STEP, **_BY}, ("active", "by"), gives="copies"),
+    "hand_over": CallKind({**_SLOTS, "to": Kind.OWNERS, **_BY}, ("by",)),
     "rebalance": CallKind({"full_pages": Kind.NUMBER, "swa_pages": Kind.NUMBER}),
     "ring_acquire": CallKind(
-        {"rings": Kind.RINGS, "active": Kind.MARKS}, ("active",), gives="rings"
+        {"rings": Kind.RINGS, "active": Kind.MARKS, **_BY}, ("active", "by"), gives="rings"
     ),
-    "ring_release": CallKind({"rings": Kind.RINGS}),
+    "ring_release": CallKind({"rings": Kind.RINGS, **_BY}, ("by",)),
     "clear": CallKind({}),
 }
 # No transition: what another bug, or a caller that kept stale notes, left in the mapping. The laws

@@ -31,7 +31,7 @@ def culprits(law: str, state: AllocatorState) -> Pages:
     """The pages that break a law; none where the law is about counts alone.
 
     Args:
-      law: one of `swa_jax.check.LAWS`.
+      law: one of `swa_jax.check.LAWS` or `OWNER_LAWS`.
       state: in which it is broken.
     """
     return FINDERS[law](state, pages_of(state))
@@ -101,6 +101,16 @@ def _dirty(state: AllocatorState, pages: StatePages) -> Pages:
     return Pages(np.flatnonzero(np.asarray(state.scratch) != NOBODY).tolist(), [])
 
 
+def _two_owners(state: AllocatorState, pages: StatePages) -> Pages:
+    tags = state.owner_tags
+    if tags is None:
+        return NO_PAGES
+    mapped = pages.mapping != UNMAPPED
+    sides = _at(np.asarray(tags.swa), pages.mapping)
+    full = np.flatnonzero(mapped & (sides != np.asarray(tags.full)))
+    return Pages(full.tolist(), _targets(pages, full))
+
+
 def _none(state: AllocatorState, pages: StatePages) -> Pages:
     return NO_PAGES
 
@@ -128,4 +138,5 @@ FINDERS: dict[str, Callable[[AllocatorState, StatePages], Pages]] = {
     "one_to_one": _shared,
     "int32_only": _none,
     "scratch_clean": _dirty,
+    "owners_agree": _two_owners,
 }

@@ -5,14 +5,15 @@ As `swa_jax.debug.effects` on the host, but for `set_full_to_swa_mapping`, `free
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from swa_jax.check import same_but_counters
 from swa_jax.grant import Grant
 from swa_jax.inputs import as_int32
+from swa_jax.owners import as_owner, keep_own
 from swa_jax.paging import look_up
 from swa_jax.share import PageCopies
 from swa_jax.state import UNMAPPED, AllocatorState
@@ -50,7 +51,7 @@ def call_laws(
     """
     laws: dict[str, jax.Array] = {}
     if hasattr(answer, "ok") and not isinstance(answer, Grant):
-        laws[ALL_OR_NOTHING] = answer.ok | _same(before, after)
+        laws[ALL_OR_NOTHING] = answer.ok | same_but_counters(before, after)
     if isinstance(answer, Grant | PageCopies):
         laws[GRANTED_ONCE] = ~answer.ok | _were_nobodys(before, answer, arguments)
     if name in ("free_group_begin", "free_group_end"):
@@ -65,16 +66,6 @@ def call_laws(
     return laws
 
 
-def _same(before: AllocatorState, after: AllocatorState) -> jax.Array:
-    """Whether nothing but the counters of misuse differs."""
-    names = [f.name for f in fields(AllocatorState) if f.name not in ("faults", "config")]
-    pairs = [
-        zip(jax.tree.leaves(getattr(before, n)), jax.tree.leaves(getattr(after, n)), strict=True)
-        for n in names
-    ]
-    return jnp.all(jnp.stack([jnp.array_equal(old, new) for part in pairs for old, new in part]))
-
-
 def _pages(state: AllocatorState, slots: jax.Array) -> jax.Array:
     """bool[F+1] full pages that slots name; padding and what lies outside name none."""
     size, end = state.config.page_size, state.full.holders.shape[0]
@@ -86,6 +77,7 @@ def _pages(state: AllocatorState, slots: jax.Array) -> jax.Array:
 def _named(name: str, state: AllocatorState, arguments: Mapping[str, Any]) -> jax.Array:
     """bool[F+1] held full pages that a call names."""
     slots = as_int32("slots", arguments.get("slots", arguments.get("full_slots")), 1)
+    _, slots = keep_own(state, slots, as_owner(state, arguments.get("by"), slots=slots))
     if name in ("free_segment", "free_swa_segment"):
         slots = slots[:: state.config.page_size]
         slots = jnp.where(slots % state.config.page_size == 0, slots, 0)

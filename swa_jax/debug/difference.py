@@ -11,7 +11,6 @@ from jax.core import Tracer
 import swa_jax as swa
 from swa_jax.debug.owners import Names, Owners, held_by, owners_of_slots
 from swa_jax.debug.pages import HELD, PoolPages, StatePages, name_pages, pages_of
-from swa_jax.faults import FAULT_KINDS
 from swa_jax.state import AllocatorState
 
 
@@ -181,9 +180,8 @@ def _counters_of(state: AllocatorState) -> dict[str, object]:
 
 
 def _faults(before: AllocatorState, after: AllocatorState) -> dict[str, tuple[int, int]]:
-    pairs = zip(np.asarray(before.faults).tolist(), np.asarray(after.faults).tolist(), strict=True)
-    by_kind = zip(FAULT_KINDS, pairs, strict=True)
-    return {kind: (old, new) for kind, (old, new) in by_kind if old != new}
+    was, now = swa.faults(before), swa.faults(after)
+    return {kind: (was[kind], now[kind]) for kind in now if was[kind] != now[kind]}
 
 
 def _laws(before: AllocatorState, after: AllocatorState) -> dict[str, tuple[bool, bool]]:

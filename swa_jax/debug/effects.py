@@ -12,8 +12,10 @@ import jax
 import numpy as np
 
 from swa_jax.config import PoolConfig
+from swa_jax.debug.own_arguments import own_arguments
 from swa_jax.debug.play import Step
 from swa_jax.debug.window_law import row_moves
+from swa_jax.faults import FOREIGN
 from swa_jax.state import PAD_PAGE, AllocatorState
 
 _MOST = 2**31 - 1
@@ -78,7 +80,11 @@ def wanted(step: Step, before: View) -> Wanted | None:
     if rule is None or not _can_be_told(step, before):
         return None
     made = Wanted(step.before.config, before.full.copy(), before.swa.copy(), before.mapping.copy())
-    rule(made, step)
+    own, foreign = own_arguments(step, before.full)
+    if own is None:
+        return None
+    made.fault(FOREIGN, foreign)
+    rule(made, own)
     return made
 
 
@@ -269,6 +275,11 @@ def _nothing(want: Wanted, step: Step) -> None:
     """It moves no page from or to a holder."""
 
 
+def _hand_over(want: Wanted, step: Step) -> None:
+    """Who holds what stays as it is."""
+    list(want.held(step.arguments["slots"]))
+
+
 RULES: dict[str, Callable[[Wanted, Step], None]] = {
     "free": _free,
     "free_segment": _free_segment,
@@ -283,6 +294,7 @@ RULES: dict[str, Callable[[Wanted, Step], None]] = {
     "set_full_to_swa_mapping": _set_mapping,
     "clear_full_to_swa_mapping": _clear_mapping,
     "ring_release": _ring_release,
+    "hand_over": _hand_over,
     "rebalance": _nothing,
 }
 assert PAD_PAGE == 0  # the pages of padding slots are told by their number being below page_size

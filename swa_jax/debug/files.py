@@ -23,7 +23,7 @@ FORMAT, VERSION = "swa_jax program", 1
 _OF_A_FILE = ("format", "version", "about", "config", "calls")
 _OF_A_CALL = ("call", "name", "owner", "left", "ok", "faults")
 _MOST_DIGITS = 4000
-_FLAGS = ("chunked", "pure_swa_pool")
+_FLAGS = ("chunked", "pure_swa_pool", "owner_tags")
 
 
 def save(program: Program, path: str | os.PathLike[str]) -> None:

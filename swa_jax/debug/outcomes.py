@@ -3,20 +3,17 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-import numpy as np
-
 import swa_jax as swa
 from swa_jax.debug.play import Step, play
 from swa_jax.debug.program import Outcome, Program
-from swa_jax.faults import FAULT_KINDS
 
 
 def outcome_of(step: Step) -> Outcome:
     """What a call came to: the tokens left after it, whether it was granted, the misuse counted."""
     left = swa.full_available_size(step.after), swa.swa_available_size(step.after)
-    more = np.asarray(step.after.faults, np.int64) - np.asarray(step.before.faults, np.int64)
     ok = bool(step.answer.ok) if step.call.kind.hands_out else None
-    faults = {kind: int(n) for kind, n in zip(FAULT_KINDS, more, strict=True) if n}
+    was, now = swa.faults(step.before), swa.faults(step.after)
+    faults = {kind: now[kind] - was[kind] for kind in now if now[kind] != was[kind]}
     return Outcome((int(left[0]), int(left[1])), ok, {} if step.call.name == "clear" else faults)
 
 

@@ -153,7 +153,9 @@ def _argument(
     value = call.arguments[name]
     if kind is Kind.TABLE:
         return np.stack([answers.look_up(row) for row in call.rows(name)])
-    if kind in CAN_BE_GIVEN or kind is Kind.NUMBERS:
+    if kind in (*CAN_BE_GIVEN, Kind.NUMBERS) or (
+        kind is Kind.OWNERS and not isinstance(value, int)
+    ):
         return answers.look_up(call.values(name))
     if kind is Kind.MARKS:
         return np.asarray(value, bool)

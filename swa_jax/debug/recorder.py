@@ -149,13 +149,15 @@ class Recorder:
         if kind is Kind.MARKS:
             return np.asarray(as_bool(name, value)).tolist()
         dimensions = {Kind.NUMBER: 0, Kind.TABLE: 2}.get(kind, 1)
+        if kind is Kind.OWNERS and np.ndim(value) == 0:
+            dimensions = 0
         array = np.asarray(as_int32(name, value, dimensions))
         if kind is Kind.TABLE and not len(array):
             raise ValueError(f"{name} must have at least one row, got shape {array.shape}")
         numbers = array.tolist()
         if kind is Kind.TABLE:
             return [_items(kind, row, given) for row in numbers]
-        return numbers if kind is Kind.NUMBER else _items(kind, numbers, given)
+        return numbers if dimensions == 0 else _items(kind, numbers, given)
 
     def _number_of(self, state: object) -> int:
         for number, ref in enumerate(self._states):

@@ -266,7 +266,11 @@ def _trimmed(program: Program, fails: Fails) -> Program:
     calls = []
     for call in program.calls:
         arguments = dict(call.arguments)
-        if list(call.kind.arguments) == ["slots"]:
+        if (
+            "slots" in arguments
+            and set(arguments) <= {"slots", "by"}
+            and not isinstance(arguments.get("by"), list)
+        ):
             values = call.values("slots")
             while len(values) > 1 and values[-1] == 0:
                 values.pop()

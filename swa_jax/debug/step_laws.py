@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 import jax
 import numpy as np
 
+import swa_jax as swa
 from swa_jax.debug.calls import DAMAGE, Kind
 from swa_jax.debug.culprits import NO_PAGES, Broken, Pages
 from swa_jax.debug.effects import View, view, wanted
@@ -21,10 +22,11 @@ from swa_jax.debug.grant_laws import (
     in_order,
 )
 from swa_jax.debug.outcomes import differs, outcome_of
+from swa_jax.debug.own_arguments import own_arguments
 from swa_jax.debug.play import Step, handed_out
 from swa_jax.debug.values import MOST_INT
 from swa_jax.debug.window_law import WINDOW_KEPT, WINDOW_TEXT, left_windows
-from swa_jax.faults import FAULT_KINDS
+from swa_jax.faults import FOREIGN
 from swa_jax.grant import Grant
 from swa_jax.state import PAD_PAGE, AllocatorState, init
 
@@ -71,10 +73,17 @@ def broken_by(step: Step) -> list[Broken]:
         found += _others(step, before, after)
     if _ok(step):
         found += [*_once(step, before), *_in_full(step), *_mapping(step, before, after)]
-    found += [*_settled(step, before, after), *left_windows(step)]
+    found += _settled(own_arguments(step, before.full)[0] or step, before, after)
+    if not _refused_foreign(step):  # what a row named of others stays in its window
+        found += left_windows(step)
     found += [*_as_asked(step, before, after), *_queues(step), *in_order(step)]
     found += [*copied(step, before, after), *_recorded(step)]
     return found
+
+
+def _refused_foreign(step: Step) -> bool:
+    was, now = (swa.faults(state).get(FOREIGN, 0) for state in (step.before, step.after))
+    return was != now
 
 
 def _ok(step: Step) -> bool:
@@ -93,7 +102,7 @@ def _grant_laws(step: Step, after: View) -> Iterator[Broken]:
     loose = [page for page in _ids(slots, step) if not after.full[page]]
     if loose or np.any((slots < 0) | (slots // size >= after.full.size)):
         yield Broken("granted_was_free", Pages(loose, []))
-    counted = not np.array_equal(step.after.faults, step.before.faults)
+    counted = swa.faults(step.after) != swa.faults(step.before)
     short = answer.full_short > 0 or answer.swa_short > 0
     if (short or counted) if answer.ok else not (short or counted):
         yield Broken(
@@ -312,13 +321,12 @@ def _as_asked(step: Step, before: View, after: View) -> Iterator[Broken]:
         return
     full = _differ(want.full, after.full) | _differ(want.mapping, after.mapping)
     swa_pages = _differ(want.swa, after.swa)
-    had, has = (np.asarray(state.faults, np.int64) for state in (step.before, step.after))
-    pairs = zip(FAULT_KINDS, had, strict=True)
-    right = [min(int(n) + want.faults.get(k, 0), MOST_INT) for k, n in pairs]
+    had, has = swa.faults(step.before), swa.faults(step.after)
+    right = {kind: min(n + want.faults.get(kind, 0), MOST_INT) for kind, n in had.items()}
     texts = [
-        f"{kind} went from {old} to {new}, and should be {should}"
-        for kind, old, new, should in zip(FAULT_KINDS, had, has, right, strict=True)
-        if new != should
+        f"{kind} went from {had[kind]} to {has[kind]}, and should be {right[kind]}"
+        for kind in has
+        if has[kind] != right[kind]
     ]
     if full or swa_pages or texts:
         yield Broken(AS_ASKED, Pages(sorted(full), sorted(swa_pages)), "; ".join(texts))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import jax
 
 import swa_jax as swa
-from swa_jax.check import LAWS
 from swa_jax.check import describe as describe_state
+from swa_jax.check import law_says
 from swa_jax.debug.calls import DAMAGE
 from swa_jax.debug.culprits import Broken, Pages, culprits
 from swa_jax.debug.owners import Names, Owners, held_by
@@ -113,7 +113,7 @@ def watched(program: Program) -> Iterator[tuple[Step, Failure | None]]:
 
 def law_text(law: str) -> str:
     """What a law says."""
-    return STEP_LAWS.get(law) or (LAWS[law].__doc__ or "").strip().rstrip(".")
+    return STEP_LAWS.get(law) or law_says(law)
 
 
 def _failure(step: Step, found: list[Broken], before: Owners, owners: Owners) -> Failure:

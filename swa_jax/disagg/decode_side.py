@@ -22,6 +22,8 @@ from swa_jax.disagg.receive import receive
 from swa_jax.inputs import Ints
 from swa_jax.models.decoder import DecoderConfig
 from swa_jax.only_if import only_if
+from swa_jax.owners import tag_pages
+from swa_jax.paging import page_of
 from swa_jax.prefix_cache.own import with_receipt
 from swa_jax.prefix_cache.receipts import room_is_left
 from swa_jax.serving import queue as queues
@@ -30,9 +32,11 @@ from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.model import ServingModel
 from swa_jax.serving.queue import DONE, EMPTY, RUNNING, WAITING
 from swa_jax.serving.requests import Requests
+from swa_jax.serving.row_owners import request_owner
 from swa_jax.serving.trees import Tree
 from swa_jax.serving.world import World, add_stats, running
 from swa_jax.serving.world_pools import with_world_pools, world_pools
+from swa_jax.state import PAD_PAGE
 
 NOT_YET = -1
 
@@ -207,6 +211,7 @@ def _turn_away(carry: _Carry, entered: _Entered) -> _Carry:
 def _take_in(config: ServingConfig, carry: _Carry, entered: _Entered) -> _Carry:
     """The reservation becomes an idle row that is about to decode."""
     world, arrivals, place = carry
+    size = config.pool.page_size
     prefix = arrivals.inbox.prefix_len[entered.at]
     text = jax.tree.map(lambda values: values[entered.at], arrivals.texts)
     inbox, allocator, cache, committed = commit(
@@ -215,7 +220,9 @@ def _take_in(config: ServingConfig, carry: _Carry, entered: _Entered) -> _Carry:
     world = replace(world, allocator=allocator, cache=cache)
 
     def sit(world: World) -> World:
-        world = replace(world, queue=entered.queue)
+        owner = request_owner(entered.queue, entered.place)
+        allocator = tag_pages(world.allocator, _own_pages(committed, size), owner)
+        world = replace(world, allocator=allocator, queue=entered.queue)
         world = _in_row(config, world, committed, entered.place, text)
         queue, at = world.queue, entered.place
         queue = replace(
@@ -227,6 +234,13 @@ def _take_in(config: ServingConfig, carry: _Carry, entered: _Entered) -> _Carry:
 
     world = only_if(committed.ok, sit, world)
     return world, replace(arrivals, inbox=inbox), jnp.where(committed.ok, entered.place, place)
+
+
+def _own_pages(committed: Committed, size: int) -> jax.Array:
+    """int32[C] full pages that the request holds by itself, PAD_PAGE in other places."""
+    first = jnp.arange(committed.table.shape[0], dtype=jnp.int32) * jnp.int32(size)
+    own = (first >= committed.owned_from) & (first < committed.length)
+    return jnp.where(own, page_of(committed.table, size), PAD_PAGE)
 
 
 def _in_row(

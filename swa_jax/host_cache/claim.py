@@ -17,6 +17,7 @@ from swa_jax.counts import free_pages
 from swa_jax.faults import zero_faults
 from swa_jax.grant import GrantPlan, commit_grant, judge, make_plan
 from swa_jax.only_if import only_if
+from swa_jax.owners import tag_pages, the_tree
 from swa_jax.paging import look_up, page_of
 from swa_jax.pool import holders_of, nowhere, peek
 from swa_jax.prefix_cache.evict_lacking import evict_lacking
@@ -129,6 +130,7 @@ def claim(
 
     plan = _plan(state, chain, new, lacks, ok)
     state, grant = commit_grant(state, plan)
+    state = tag_pages(state, plan.map_pages, the_tree(state))
     nodes = jnp.where(
         plan.full_pages < jnp.int32(nowhere(state.full)), plan.full_pages, chain.nodes
     )
@@ -235,8 +237,10 @@ def _insert(
     length = pages * jnp.int32(size) + jnp.int32(cache.config.key_tokens - size)
     slots = path_slots(nodes, pages, size, tokens.shape[0])
 
+    by = the_tree(state)
+
     def enter(both: tuple[PrefixCache, AllocatorState]) -> tuple[PrefixCache, AllocatorState]:
-        cache, state, _ = insert(*both, tokens, length, slots, namespace=namespace)
+        cache, state, _ = insert(*both, tokens, length, slots, namespace=namespace, by=by)
         return cache, state
 
     return only_if(ok, enter, (cache, state))

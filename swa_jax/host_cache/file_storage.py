@@ -80,6 +80,7 @@ class FileStorage:
         self._layout = _as_layout(layout)
         self._sizes: OrderedDict[str, int] = OrderedDict()  # by name, the least recently used first
         self._used = self._reserved = self._serial = 0  # bytes, bytes, number of files begun
+        self._latest = 0  # nanoseconds, the date of the last use
         self._changed = threading.Condition()
         self._folder = Path(directory)
         try:
@@ -103,9 +104,14 @@ class FileStorage:
             if _OURS.fullmatch(path.name) and path.is_file():
                 status = path.stat()
                 found.append((status.st_mtime_ns, path.name.removesuffix(_SUFFIX), status.st_size))
-        for _, name, size in sorted(found):
+        now = time.time_ns()
+        for at, (date, name, size) in enumerate(sorted(found)):
             self._sizes[name] = size
             self._used += size
+            if date > now:  # the clock was put back since, or somebody dated a file as he liked
+                self._latest = now + at
+                _date(self._path(name), self._latest)
+            self._latest = max(self._latest, min(date, now))
         with self._changed:
             self._make_room(0)
 
@@ -142,7 +148,7 @@ class FileStorage:
             with temporary.open("wb") as stream:
                 stream.write(content)
                 stream.flush()
-                _touch(stream.fileno())
+                self._touch(stream.fileno())
                 os.fsync(stream.fileno())
             with self._changed:
                 temporary.replace(self._path(key.name))
@@ -153,6 +159,15 @@ class FileStorage:
                 temporary.unlink()
             raise
         os.fsync(self._handle)  # the name, too, is to outlive a crash
+
+    def _touch(self, handle: int) -> None:
+        """Dates a file as used last, by a finer clock than the file system's.
+
+        The wall clock may stand still or go back; the order of use does not.
+        """
+        with self._changed:
+            self._latest = max(time.time_ns(), self._latest + 1)
+            _date(handle, self._latest)
 
     def _next_temporary(self) -> Path:
         """A name that nothing has, in a directory that is this store's alone."""
@@ -188,7 +203,7 @@ class FileStorage:
                 stream = _opened(path)
                 most = min(self._sizes[key.name], self._most_bytes(key))
                 self._sizes.move_to_end(key.name)
-                _touch(stream.fileno())
+                self._touch(stream.fileno())
             with stream:
                 status = os.fstat(stream.fileno())
                 made, grown = status.st_ino, status.st_size > most
@@ -297,10 +312,11 @@ def _opened(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
 
 
-def _touch(handle: int) -> None:
-    """Dates a file, by a finer clock than the file system's: the next process orders by it."""
-    now = time.time_ns()
-    os.utime(handle, ns=(now, now))
+def _date(file: int | Path, date: int) -> None:
+    """Sets the nanoseconds since 1970 by which the next process orders files."""
+    # A full disk, or one that is read only, may refuse; the order is not worth a page.
+    with contextlib.suppress(OSError):
+        os.utime(file, ns=(date, date))
 
 
 def _as_layout(layout: Layout | None) -> dict[str, tuple[str, tuple[int, ...]]] | None:

@@ -68,20 +68,28 @@ class _Copy:
     def __init__(self, memory: "NumpyMemory", rows: Sequence[int], images: Images) -> None:
         self.memory, self.rows, self.images = memory, list(rows), images
         self.settled = not images
+        self.error: Exception | None = None  # why the rows were not written
         for image in images:
             image.copy_to_host_async()
 
     def done(self) -> bool:
         if not self.settled and have_come(self.images):
-            self.wait()
+            self.memory.settle(self)
         return self.settled
 
     def wait(self) -> None:
         self.memory.settle(self)
+        if self.error is not None:
+            raise self.error
 
     def land(self) -> None:
-        for values, image in zip(self.memory.values, self.images, strict=True):
-            values[self.rows] = np.asarray(image)[: len(self.rows)]
+        """Ends the copy. It may be somebody else who waits: an error is kept for its own fence."""
+        try:
+            for values, image in zip(self.memory.values, self.images, strict=True):
+                values[self.rows] = np.asarray(image)[: len(self.rows)]
+        except Exception as error:
+            self.error = error
+            self.memory.unwritten.update(self.rows)
         self.images, self.settled = (), True
 
 
@@ -115,6 +123,7 @@ class NumpyMemory:
             shape = (rows, len(group), *like.shape[1:])
             self.values.append(np.zeros(shape, np.dtype(like.dtype)))
         self._pending: deque[_Copy] = deque()  # in the order in which they were begun
+        self.unwritten: set[int] = set()  # rows whose copy failed
 
     @property
     def num_bytes(self) -> int:
@@ -124,6 +133,7 @@ class NumpyMemory:
     def write(self, rows: Sequence[int], layers: Layers, pages: Sequence[int]) -> Fence:
         """As for `HostMemory`."""
         copies = []
+        self.unwritten.difference_update(rows)
         for part in batches(rows):
             copy = _Copy(self, rows[part], gather(layers, padded(pages[part])))
             copies.append(copy)
@@ -141,20 +151,27 @@ class NumpyMemory:
             if wanted.intersection(copy.rows):
                 self.settle(copy)
 
+    def _need(self, rows: Sequence[int]) -> None:
+        """The rows hold what was written there last, or nobody reads them."""
+        self._await(rows)
+        if not self.unwritten.isdisjoint(rows):
+            raise MemoryError("the copy of these rows into host memory failed")
+
     def read(self, rows: Sequence[int]) -> Images:
         """As for `HostMemory`."""
-        self._await(rows)
+        self._need(rows)
         at = padded(rows)
         return tuple(jax.numpy.asarray(values[at]) for values in self.values)
 
     def load(self, row: int) -> list[np.ndarray]:
         """As for `HostMemory`."""
-        self._await([row])
+        self._need([row])
         return [values[row].copy() for values in self.values]
 
     def save(self, row: int, image: Sequence[np.ndarray]) -> None:
         """As for `HostMemory`."""
         self._await([row])
+        self.unwritten.discard(row)
         for values, array in zip(self.values, image, strict=True):
             values[row] = array
 

@@ -75,8 +75,7 @@ def _plain(name: object, array: object) -> np.ndarray:
     dtype = values.dtype
     # NumPy's own kinds, without `longdouble`, which is another on another machine; or one of
     # those that were added to it.
-    own = dtype.isbuiltin == 1 and dtype.kind in "biufc" and dtype.isnative
-    own = own and dtype.char not in "gG"
+    own = _is_numpys(dtype) and dtype.isnative and dtype.char not in "gG"
     if not own and dtype.isbuiltin != 2:
         raise ValueError(
             f"the array {name!r} of a page must hold plain numbers in this machine's byte order, "
@@ -89,8 +88,13 @@ def _plain(name: object, array: object) -> np.ndarray:
     return np.ascontiguousarray(values).reshape(values.shape)
 
 
+def _is_numpys(dtype: np.dtype) -> bool:
+    """Not by `isbuiltin == 1`, which a dtype that was pickled has lost."""
+    return dtype.isbuiltin != 2 and dtype.kind in "biufc"
+
+
 def _stored(array: np.ndarray) -> np.ndarray:
-    if array.dtype.isbuiltin == 1 and array.dtype != np.complex128:
+    if _is_numpys(array.dtype) and array.dtype != np.complex128:
         return array
     return array.reshape(-1).view(np.uint8)
 

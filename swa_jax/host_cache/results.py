@@ -5,8 +5,13 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
 
 from swa_jax.host_cache.claim import Claim, count_pages
+from swa_jax.host_cache.mirror import token_keys
+from swa_jax.inputs import Ints, as_int32
+from swa_jax.prefix_cache.tree import CacheConfig
 
 
 @dataclass(frozen=True)
@@ -67,3 +72,19 @@ class Prompt:
     namespace: jax.Array  # int32[]
     keys: list[bytes]
     space: int
+
+
+def prompt_of(config: CacheConfig, tokens: Ints, length: ArrayLike, namespace: ArrayLike) -> Prompt:
+    """A prompt as the device and the host look it up.
+
+    Args:
+      config: of the tree.
+      tokens: int32[T] padded.
+      length: int32[] tokens of it that count.
+      namespace: int32[].
+    """
+    row = as_int32("tokens", tokens, 1)
+    count, space = as_int32("length", length, 0), as_int32("namespace", namespace, 0)
+    most, size = max(0, min(int(count), row.shape[0])), config.pool.page_size
+    keys = token_keys(np.asarray(row)[:most], size, is_bigram=config.key_tokens > size)
+    return Prompt(row, count, space, keys[: config.max_prefix_tokens // size], int(space))

@@ -170,9 +170,15 @@ class HostRows:
             self._settle(self._copies.popleft())
 
     def wait(self) -> None:
-        """Waits for every copy under way."""
+        """Waits for every copy under way, also where one of them fails."""
+        failed: Exception | None = None
         while self._copies:
-            self._settle(self._copies.popleft())
+            try:
+                self._settle(self._copies.popleft())
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _settle(self, copy: _Copy) -> None:
         """Ends a copy. Where it failed, its rows are taken back."""

@@ -15,8 +15,9 @@ from swa_jax.host_cache.images import scatter
 from swa_jax.host_cache.index import HostIndex, Pin, Usable
 from swa_jax.host_cache.mirror import TreeMirror, token_keys
 from swa_jax.host_cache.prefetch import Prefetch, land, staged_for, start_reads
-from swa_jax.host_cache.results import Matched, Prompt, Restored, restored_of
-from swa_jax.host_cache.rows import HostRows
+from swa_jax.host_cache.results import Matched, Prompt, Restored, prompt_of, restored_of
+from swa_jax.host_cache.rows import HostRows, Staged
+from swa_jax.host_cache.spared import Spared
 from swa_jax.host_cache.storage import Storage
 from swa_jax.host_cache.storage_worker import StorageWorker
 from swa_jax.host_cache.stored import stored_in
@@ -83,6 +84,12 @@ class HostCache:
         self._stored = stored_in(storage, fingerprint, config.page_size, self._lag > 0)
         self.rows = HostRows(config, pools, memory, self._stored)
         self._prefetches: list[Prefetch] = []
+        self._spared = Spared()
+
+    @property
+    def failed(self) -> int:
+        """Copies for which memory was lacking, on the host or the device. It goes on without."""
+        return self._spared.count
 
     @property
     def index(self) -> HostIndex:
@@ -159,7 +166,8 @@ class HostCache:
             nodes = np.asarray(path.nodes)
             of_full = {at: int(nodes[at]) for at in np.flatnonzero(full[nodes]).tolist()}
             swa = {at: int(tree.swa[nodes[at]]) for at in np.flatnonzero(of_swa[nodes]).tolist()}
-            count += self.rows.copy_in(path.keys, path.namespace, pools, of_full, swa)
+            with self._spared:
+                count += self.rows.copy_in(path.keys, path.namespace, pools, of_full, swa)
             have_full, have_swa = self.rows.have(path.keys, path.namespace)
             tree.saved_full[nodes[list(have_full)]] = True
             tree.saved_swa[nodes[list(have_swa)]] = True
@@ -263,7 +271,7 @@ class HostCache:
         try:
             start_reads(self.config, self.rows, self._stored, prefetch, int(seen.count), live)
             if not prefetch.full and not prefetch.swa and usable.pages > usable.device_pages:
-                prefetch.staged = self.rows.stage(prompt.keys, prompt.space, usable, places)
+                prefetch.staged = self._stage(prompt, usable, places)
         except BaseException:
             self.index.unpin(pin)
             raise
@@ -289,14 +297,15 @@ class HostCache:
     ) -> tuple[PrefixCache, AllocatorState, KVPool, Restored]:
         size, zero = self.config.page_size, jnp.int32(0)
         before = jnp.int32(usable.device_pages * size)
-        if not usable.full and not usable.swa:
+        # The images first: once pages are claimed, nothing may fail before they are written.
+        staged = None
+        places = seen.live.shape[0]
+        if usable.full or usable.swa:
+            staged = staged_for(self._prefetches, prompt.keys, prompt.space, usable)
+            staged = staged or self._stage(prompt, usable, places)
+        if staged is None:
             done = Restored(jnp.asarray(True), before, zero, zero, zero, zero, zero)
             return cache, state, pools, done
-        places = seen.live.shape[0]
-        # The images first: once pages are claimed, nothing may fail before they are written.
-        staged = staged_for(self._prefetches, prompt.keys, prompt.space, usable)
-        if staged is None:
-            staged = self.rows.stage(prompt.keys, prompt.space, usable, places)
         cache, state, claimed = claim(
             cache,
             state,
@@ -316,6 +325,12 @@ class HostCache:
         restored = restored_of(claimed, jnp.int32(usable.pages * size), before, size)
         return cache, state, KVPool(layers_full, layers_swa), restored
 
+    def _stage(self, prompt: Prompt, usable: Usable, places: int) -> Staged | None:
+        """Images on their way to the device; None where there is no memory for them."""
+        with self._spared:
+            return self.rows.stage(prompt.keys, prompt.space, usable, places)
+        return None
+
     def _check(self, cache: PrefixCache, state: AllocatorState) -> None:
         check_pair(cache, state)
         if cache.config != self.tree.config:
@@ -332,26 +347,15 @@ class HostCache:
         namespace: ArrayLike,
     ) -> Prompt:
         self._check(cache, state)
-        row = as_int32("tokens", tokens, 1)
-        count, space = as_int32("length", length, 0), as_int32("namespace", namespace, 0)
-        most = max(0, min(int(count), row.shape[0]))
-        size = self.config.page_size
-        keys = token_keys(np.asarray(row)[:most], size, is_bigram=self._lag > 0)
-        keys = keys[: cache.config.max_prefix_tokens // size]
-        return Prompt(row, count, space, keys, int(space))
+        return prompt_of(cache.config, tokens, length, namespace)
 
     def _usable(
         self, cache: PrefixCache, state: AllocatorState, prompt: Prompt
     ) -> tuple[Usable, Seen]:
         self.poll()
         seen = jax.device_get(see(cache, state, prompt.tokens, prompt.length, prompt.namespace))
-        usable = self.index.usable(
-            prompt.keys,
-            prompt.space,
-            device_pages=int(seen.count),
-            device_live=seen.live.tolist(),
-        )
-        return usable, seen
+        here = {"device_pages": int(seen.count), "device_live": seen.live.tolist()}
+        return self.index.usable(prompt.keys, prompt.space, **here), seen
 
     # ---- pins and fences ------------------------------------------------------------------
 
@@ -371,14 +375,17 @@ class HostCache:
 
     def poll(self) -> None:
         """Takes over what has been copied or read by now. Waits for nothing."""
-        self.rows.poll()
+        with self._spared:
+            self.rows.poll()
         for prefetch in self._prefetches:
             if (prefetch.full or prefetch.swa) and prefetch.done():
-                land(self.rows, prefetch)
+                with self._spared:
+                    land(self.rows, prefetch)
 
     def wait(self) -> None:
         """Waits for every copy and every read under way."""
-        self.rows.wait()
+        with self._spared:
+            self.rows.wait()
         for prefetch in self._prefetches:
             prefetch.wait()
         self.poll()

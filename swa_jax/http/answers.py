@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -14,6 +14,8 @@ from starlette.types import Receive, Scope, Send
 from swa_jax.http.errors import ApiError
 
 Result = TypeVar("Result")
+
+MOST_UNREAD_SECONDS = 60.0  # that a client may leave events unread, buffers beside
 
 
 def as_json(value: object) -> bytes:
@@ -72,6 +74,9 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> 
 class EventStream(Response):
     """Server-sent events, each as soon as it is there.
 
+    A client that reads nothing for `MOST_UNREAD_SECONDS` is taken for gone: what it does not read
+    takes memory.
+
     Args:
       events: the data of each.
       closed: left when all are sent or the client hangs up.
@@ -97,5 +102,19 @@ class EventStream(Response):
         async with contextlib.aclosing(self._events) as events:
             async for data in events:
                 body = b"data: " + data + b"\n\n"
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+                message = {"type": "http.response.body", "body": body, "more_body": True}
+                await _in_time(send(message))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _in_time(sending: Awaitable[None]) -> None:
+    """Sends; waits only so long for the client to read what was sent before.
+
+    Raises:
+      ClientGoneError: it did not.
+    """
+    try:
+        async with asyncio.timeout(MOST_UNREAD_SECONDS):
+            await sending
+    except TimeoutError:
+        raise ClientGoneError from None

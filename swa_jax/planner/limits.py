@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from swa_jax.heavier import page_weight
 from swa_jax.paging import pages_for
 
 PLENTY = 2**30  # a limit that no load of int32 tokens reaches
@@ -41,7 +42,7 @@ class Limits:
     full_pages: jax.Array  # int32[]
     swa_pages: jax.Array  # int32[]
     chunk_tokens: jax.Array  # int32[] prompt tokens of a step, over all requests
-    weight: jax.Array  # float32[2] bytes of a full and of an SWA page, relative to each other
+    weight: jax.Array  # int32[2] bytes of a full and of an SWA page, see `page_weight`
     full_group: jax.Array  # int32[] full pages that are taken from the budget together
     swa_group: jax.Array  # int32[]
     full_cost: jax.Array  # int32[] of such a group; 0: pages do not share a budget
@@ -87,7 +88,7 @@ def one_budget(
     (full_group, full_cost), (swa_group, swa_cost) = full, swa
     numbers = (*pages, chunk_tokens, full_group, swa_group, full_cost, swa_cost, budget)
     arrays = [np.int32(number) for number in numbers]
-    return Limits(*arrays[:3], np.asarray(weight, np.float32), *arrays[3:])  # type: ignore[arg-type]
+    return Limits(*arrays[:3], np.asarray(page_weight(*weight), np.int32), *arrays[3:])  # type: ignore[arg-type]
 
 
 def stack_limits(limits: list[Limits]) -> Limits:

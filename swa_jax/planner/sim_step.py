@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
+from swa_jax.heavier import heavier
 from swa_jax.paging import look_up, offset_of, page_of, pages_for
 from swa_jax.planner.limits import Limits, cost_of, holds, most_of_both
 from swa_jax.planner.loads import Load
@@ -276,10 +277,7 @@ def _count(
     read_from = jnp.sum(frontier(shape.token_rule, world.rows.length), dtype=jnp.int32)
     cost, running = cost_of(limits, full, swa), _total(run)
     pair = jnp.stack([full, swa])
-
-    def weight(pages: jax.Array) -> jax.Array:
-        return jnp.sum(pages.astype(jnp.float32) * limits.weight)
-
+    more = heavier(pair, tally.peak_pair, limits.weight)
     new = SimTally(
         steps=tally.steps + alive.astype(jnp.int32),
         completed=tally.completed,
@@ -289,7 +287,7 @@ def _count(
         peak_full=jnp.maximum(tally.peak_full, full),
         peak_swa=jnp.maximum(tally.peak_swa, swa),
         peak_running=jnp.maximum(tally.peak_running, running),
-        peak_pair=jnp.where(weight(pair) > weight(tally.peak_pair), pair, tally.peak_pair),
+        peak_pair=jnp.where(more, pair, tally.peak_pair),
         peak_cost=jnp.maximum(tally.peak_cost, cost),
         sum_running=wide_add(tally.sum_running, running),
         sum_full_pages=wide_add(tally.sum_full_pages, full),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from swa_jax.config import MAX_SLOTS
+from swa_jax.heavier import page_weight
 from swa_jax.models import ModelConfig
 from swa_jax.models.planning import window_pages
 
@@ -35,10 +36,9 @@ class PageBytes:
         )
 
     @property
-    def weight(self) -> tuple[float, float]:
+    def weight(self) -> tuple[int, int]:
         """Of either kind, relative to each other."""
-        both = self.full + self.swa
-        return self.full / both, self.swa / both
+        return page_weight(self.full, self.swa)
 
     def total(self, split: Split) -> int:
         """Bytes of the two pools, padding included."""

@@ -10,15 +10,24 @@ from jax.typing import ArrayLike
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.free import free
 from swa_jax.inputs import Ints, as_int32, check_lengths
+from swa_jax.owners import (
+    TREE_OWNER,
+    as_owner,
+    count_foreign,
+    is_foreign,
+    tag_pages,
+    tag_sides,
+)
 from swa_jax.paging import first_places, look_up, offset_of, page_of, pages_for
 from swa_jax.pool import count_holders, holders_of, nowhere
 from swa_jax.prefix_cache.arguments import check_pair
+from swa_jax.prefix_cache.arrival import note_arrival
 from swa_jax.prefix_cache.find import BLOCK, Chain, find_chain, part_of
 from swa_jax.prefix_cache.keys import Keys, at_least, cut_pages
 from swa_jax.prefix_cache.match import note_use, path_slots
 from swa_jax.prefix_cache.table import name_nodes
 from swa_jax.prefix_cache.tree import LEAST, ROOT, PrefixCache
-from swa_jax.state import PAD_SLOT, UNMAPPED, AllocatorState
+from swa_jax.state import PAD_PAGE, PAD_SLOT, UNMAPPED, AllocatorState
 
 
 @functools.partial(
@@ -54,6 +63,7 @@ class _Own:
     shared: jax.Array  # bool[N] in the tree, and by a share of the caller's its own as well
     live: jax.Array  # bool[N] has its SWA side
     alone: jax.Array  # bool[N] nobody else holds it
+    foreign: jax.Array | None  # int32[] pages of other owners; None without owner tags
     faults: jax.Array  # int32[7]
     scratch: jax.Array
 
@@ -68,6 +78,7 @@ def insert(
     namespace: ArrayLike = 0,
     priority: ArrayLike = 0,
     owned_from: ArrayLike | None = None,
+    by: Ints | None = None,
 ) -> tuple[PrefixCache, AllocatorState, Inserted]:
     """Takes over the whole pages of a request, finished or not.
 
@@ -92,6 +103,8 @@ def insert(
         begin at or after it are the caller's own. Needed where forks of one request insert: the
         second one's page may be the tree's by then, through the first one, and its share is given
         up. None: a page that is in the tree already is taken for a matched one.
+      by: int32[] owner of the caller's pages, 0 by default; only with owner tags. What the tree
+        takes over is `TREE_OWNER`'s; a page that others hold too keeps its tag until they are gone.
 
     Returns:
       The cache, the allocator and `Inserted`. An unfinished request goes on with
@@ -103,6 +116,7 @@ def insert(
 
     Refused, counted, and nothing else changed:
       double_free: a page at or after `owned_from` that nobody but the tree holds, once a page.
+      foreign: a page of another owner, once a page.
 
     Rules R8, R9 and R11; public reports B07, B24, B31, B40.
     """
@@ -112,7 +126,7 @@ def insert(
     count, space = as_int32("length", length, 0), as_int32("namespace", namespace, 0)
     rank = as_int32("priority", priority, 0)
     start = None if owned_from is None else as_int32("owned_from", owned_from, 0)
-    return _insert(cache, state, row, count, own, space, rank, start)
+    return _insert(cache, state, row, count, own, space, rank, start, as_owner(state, by))
 
 
 @jax.jit
@@ -125,11 +139,12 @@ def _insert(
     namespace: jax.Array,
     priority: jax.Array,
     owned_from: jax.Array | None,
+    by: jax.Array | None,
 ) -> tuple[PrefixCache, AllocatorState, Inserted]:
     size = cache.config.pool.page_size
     keys = cut_pages(cache.config, tokens, length, namespace)
     first_slots = at_least(size, slots)[: keys.hash.shape[0] * size : size]
-    cache, state, entered = enter(cache, state, keys, first_slots, owned_from)
+    cache, state, entered = enter(cache, state, keys, first_slots, owned_from, by)
     nodes, pages = entered.nodes, entered.pages
     cache = note_use(cache, nodes, pages, hit=False)
     cache = note_arrival(cache, nodes, entered.already, pages, priority)
@@ -155,6 +170,7 @@ def enter(
     keys: Keys,
     first_slots: jax.Array,
     owned_from: jax.Array | None = None,
+    by: jax.Array | None = None,
 ) -> tuple[PrefixCache, AllocatorState, Entered]:
     """What `insert` does to the tree and the pools, for pages that hang from any node.
 
@@ -166,12 +182,14 @@ def enter(
       keys: N pages.
       first_slots: int32[N] the caller's first slot of each.
       owned_from: int32[] tokens of these pages, as for `insert`.
+      by: int32[] as for `insert`.
     """
-    own = _read_own(cache, state, first_slots, keys, owned_from)
+    own = _read_own(cache, state, first_slots, keys, owned_from, by)
     chain, keys = _end_before_shared(state, find_chain(cache, keys), keys, own)
     pages = _new_length(chain, keys, own)
-    state = _give_up_copies(state, chain, own)
+    state = _give_up_copies(state, chain, own, by)
     state = _take_shares(state, chain, own, pages)
+    state = _tag(state, chain, own, pages)
     cache, nodes = _add_nodes(cache, keys, chain, own, pages)
     return cache, state, Entered(nodes, pages, chain.count)
 
@@ -182,6 +200,7 @@ def _read_own(
     slot: jax.Array,
     keys: Keys,
     owned_from: jax.Array | None,
+    by: jax.Array | None,
 ) -> _Own:
     config = cache.config.pool
     size, count = config.page_size, keys.hash.shape[0]
@@ -202,13 +221,18 @@ def _read_own(
     if owned_from is not None:
         own = held & in_tree & (place >= pages_for(jnp.maximum(owned_from, 0), size))
         shared, trees_alone = own & (holders > 1), own & (holders == 1)
-    usable = held & ~in_tree
+    usable, foreign, tags = held & ~in_tree, None, state.owner_tags
+    if by is not None and tags is not None:
+        others = (usable | shared) & is_foreign(tags.full, page, by)
+        usable, shared = usable & ~others, shared & ~others
+        foreign = jnp.sum(others, dtype=jnp.int32)
     return _Own(
         pages=jnp.where(usable | shared, page, outside),
         usable=usable,
         shared=shared,
         live=(usable | shared) & live,
         alone=usable & (holders == 1),
+        foreign=foreign,
         faults=fault_counts(double_free=trees_alone),
         scratch=scratch,
     )
@@ -243,7 +267,9 @@ def _new_length(chain: Chain, keys: Keys, own: _Own) -> jax.Array:
     return jnp.maximum(chain.count, jnp.max(jnp.where(ends, place + 1, 0), initial=0))
 
 
-def _give_up_copies(state: AllocatorState, chain: Chain, own: _Own) -> AllocatorState:
+def _give_up_copies(
+    state: AllocatorState, chain: Chain, own: _Own, by: jax.Array | None
+) -> AllocatorState:
     """Frees the caller's copies of cached pages; tombstones keep the copies' SWA pages."""
     size = jnp.int32(state.config.page_size)
     outside = nowhere(state.full)
@@ -265,8 +291,20 @@ def _give_up_copies(state: AllocatorState, chain: Chain, own: _Own) -> Allocator
         full_to_swa=state.full_to_swa.at[pages].set(values, mode="drop"),
         faults=add_faults(state.faults, own.faults),
         scratch=own.scratch,
+        owner_tags=count_foreign(state.owner_tags, own.foreign),
     )
-    return free(moved, jnp.where(copy, own.pages * size, PAD_SLOT))
+    moved = tag_sides(moved, to)
+    return free(moved, jnp.where(copy, own.pages * size, PAD_SLOT), by=by)
+
+
+def _tag(state: AllocatorState, chain: Chain, own: _Own, pages: jax.Array) -> AllocatorState:
+    """The tree is the owner of every page that it alone holds by now."""
+    if state.owner_tags is None:
+        return state
+    place = jnp.arange(own.pages.shape[0], dtype=jnp.int32)
+    is_new = own.usable & (place >= chain.count) & (place < pages)
+    taken = (is_new | own.shared) & (holders_of(state.full, own.pages) == 1)
+    return tag_pages(state, jnp.where(taken, own.pages, PAD_PAGE), TREE_OWNER)
 
 
 def _take_shares(
@@ -338,32 +376,3 @@ def _write_nodes(
         hash=put(cache.hash, keys.hash),
     )
     return name_nodes(cache, node)
-
-
-def note_arrival(
-    cache: PrefixCache,
-    nodes: jax.Array,
-    already: jax.Array,
-    pages: jax.Array,
-    priority: jax.Array,
-) -> PrefixCache:
-    """What "fifo" and "priority" count: never less for a node than for one below it.
-
-    Args:
-      cache: the tree.
-      nodes: int32[N] a path from the root.
-      already: int32[] pages of it that the tree held before.
-      pages: int32[] pages of it.
-      priority: int32[] as for `insert`.
-    """
-    if cache.config.policy not in ("fifo", "priority"):
-        return cache
-    place = jnp.arange(nodes.shape[0], dtype=jnp.int32)
-    used = (place < pages) & (nodes > ROOT)
-    if cache.config.policy == "fifo":
-        used = used & (pages > already)  # what was all there has not arrived again
-        value = cache.clock
-    else:
-        value = jnp.clip(priority, LEAST, -LEAST)
-    used = jnp.where(used, nodes, cache.in_tree.shape[0])
-    return replace(cache, rank=cache.rank.at[used].max(value, mode="drop"))

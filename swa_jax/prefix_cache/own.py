@@ -11,8 +11,10 @@ from typing import ClassVar, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
+from swa_jax.owners import as_owner
 from swa_jax.paging import look_up, offset_of, page_of
-from swa_jax.prefix_cache.insert import enter, note_arrival
+from swa_jax.prefix_cache.arrival import note_arrival
+from swa_jax.prefix_cache.insert import enter
 from swa_jax.prefix_cache.keys import ReadTokens, cut_pages_below, reader
 from swa_jax.prefix_cache.locks import move_lock
 from swa_jax.prefix_cache.match import note_use
@@ -74,6 +76,7 @@ def give_to_tree(
     namespace: jax.Array | int = 0,
     *,
     most_pages: int | None = None,
+    by: jax.Array | None = None,
 ) -> tuple[PrefixCache, AllocatorState, Holding]:
     """Inserts what a request holds, running or done, and moves its lock to the new end.
 
@@ -90,6 +93,7 @@ def give_to_tree(
       namespace: int32[] as for `insert`.
       most_pages: pages that one call can give, static; C by default. Pages beyond it stay the
         request's own until the next call.
+      by: int32[] owner of the request's pages, as for `insert`.
 
     Returns:
       The cache, the allocator, and what the request holds now: where its content was cached
@@ -106,7 +110,9 @@ def give_to_tree(
     keys = cut_pages_below(cache, top, read(start, most * size + extra), rest, jnp.int32(namespace))
     column = jnp.arange(room, dtype=jnp.int32)
     place = held + jnp.arange(keys.hash.shape[0], dtype=jnp.int32)
-    cache, allocator, entered = enter(cache, allocator, keys, look_up(table, place, 0))
+    cache, allocator, entered = enter(
+        cache, allocator, keys, look_up(table, place, 0), by=as_owner(allocator, by)
+    )
     pages = held + entered.pages
     # Where the tree had the content already, its pages take the place of the request's.
     at = jnp.where(place < pages, place, room)

@@ -12,6 +12,7 @@ import numpy as np
 from swa_jax.check import check
 from swa_jax.config import PoolConfig
 from swa_jax.counts import held_pages
+from swa_jax.heavier import page_weight
 from swa_jax.host_cache.plan import plan_host
 from swa_jax.models import ModelConfig
 from swa_jax.prefix_cache import POLICIES
@@ -183,7 +184,7 @@ def run_replay(
         jnp.asarray(trace.prompt_lens, jnp.int32),
         jnp.asarray(np.minimum(final, 2**31 - 1), jnp.int32),
     )
-    weight = jnp.asarray(page_weight(model), jnp.float32)
+    weight = jnp.asarray(weight_of(model), jnp.int32)
     rejected = int((~accepted).sum())
 
     started = time.perf_counter()
@@ -248,10 +249,9 @@ def check_grants(refused: int) -> None:
         raise RuntimeError(f"{refused} grants were refused that the loop had counted on")
 
 
-def page_weight(model: ModelConfig) -> tuple[float, float]:
+def weight_of(model: ModelConfig) -> tuple[int, int]:
     """Bytes of a full and of an SWA page relative to each other."""
-    both = model.full_bytes_per_token + model.swa_bytes_per_token
-    return model.full_bytes_per_token / both, model.swa_bytes_per_token / both
+    return page_weight(model.full_bytes_per_token, model.swa_bytes_per_token)
 
 
 def _sample(world: World, rejected: int) -> Sample:

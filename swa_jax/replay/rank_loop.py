@@ -92,7 +92,7 @@ class RankLoop:
       config: static sizes of a rank's loop.
       load: all requests.
       content: what their prompts are; None for ranks without a prefix cache.
-      weight: float32[2] of a full and an SWA page.
+      weight: int32[2] of a full and an SWA page.
       policy: of the prefix caches.
       ranks: R.
       slice_steps: most steps between two looks.

@@ -22,9 +22,9 @@ from swa_jax.replay.driver import (
     check_grants,
     final_lengths,
     loop_config,
-    page_weight,
     reject,
     result_of,
+    weight_of,
 )
 from swa_jax.replay.engine import Carry, ReuseFigures
 from swa_jax.replay.rank_loop import Looks, RankLoop, world_of
@@ -172,7 +172,7 @@ def _loop(
         loop_config(final[accepted], made[accepted], pool, settings),
         load,
         content,
-        jnp.asarray(page_weight(model), jnp.float32),
+        jnp.asarray(weight_of(model), jnp.int32),
         settings.policy,
         spread.ranks,
         min(settings.slice_steps, SLICE_STEPS) if spread.ranks > 1 else settings.slice_steps,

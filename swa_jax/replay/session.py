@@ -7,12 +7,11 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import jax
-
 from swa_jax.config import PoolConfig
 from swa_jax.json_output import STDOUT, JsonOutput
 from swa_jax.models import ModelConfig
 from swa_jax.need_device import need_device
+from swa_jax.out_of_memory import device_memory, is_out_of_memory
 from swa_jax.replay import driver
 from swa_jax.replay.event_log import EventLog
 from swa_jax.replay.outfile import OutFile
@@ -105,11 +104,12 @@ def lacks_told(pool: PoolConfig, ranks: int = 1) -> Iterator[None]:
     need_device()
     try:
         yield
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
         each = "" if ranks == 1 else f" on each of {ranks} ranks"
         raise ValueError(
             f"no memory for the state of {pool.full_pages:,} full and {pool.swa_pages:,} SWA "
             f"pages{each}; give smaller pools, larger pages or a lower --max-running"
+            f"{device_memory()}"
         ) from None

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from swa_jax.counts import held_pages
+from swa_jax.heavier import heavier
 from swa_jax.leave_windows import leave_windows
 from swa_jax.only_if import while_any
 from swa_jax.paging import pages_for
@@ -63,13 +64,8 @@ def count(config: LoopConfig, world: World, page_weight: jax.Array) -> World:
     tally, rows = world.tally, world.rows
     full, swa = held_pages(world.allocator)
     all_full = jnp.sum(pages_for(rows.length, config.pool.page_size), dtype=jnp.int32)
-    # Bytes pass int32, so pairs are compared by weight; the peak itself stays exact in pages.
     pair = jnp.stack([full, swa])
-
-    def weight(pages: jax.Array) -> jax.Array:
-        return jnp.sum(pages.astype(jnp.float32) * page_weight)
-
-    heavier = weight(pair) > weight(tally.peak_pair)
+    more = heavier(pair, tally.peak_pair, page_weight)
     return replace(
         world,
         tally=replace(
@@ -79,7 +75,7 @@ def count(config: LoopConfig, world: World, page_weight: jax.Array) -> World:
             peak_swa=jnp.maximum(tally.peak_swa, swa),
             peak_all_full=jnp.maximum(tally.peak_all_full, all_full),
             peak_running=jnp.maximum(tally.peak_running, jnp.sum(running(rows), dtype=jnp.int32)),
-            peak_pair=jnp.where(heavier, pair, tally.peak_pair),
+            peak_pair=jnp.where(more, pair, tally.peak_pair),
         ),
     )
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from swa_jax.describe import Plain, as_json, differences
 from swa_jax.replay.trace_lines import show
+from swa_jax.saved_state.failed_save import failed_save_told
 
 _FORMAT, _VERSION = "swa_jax saved state", 1
 _PREFIX = "swa_jax"  # of a save's directory, so that others in the directory are let alone
@@ -64,10 +65,12 @@ def write_arrays(path: str | Path, made: Plain, arrays: Arrays) -> None:
 
     Raises:
       ImportError: Orbax is not installed.
+      OSError: the disk is full, or fails; what was saved before is as it was.
       ValueError: the path is no directory, or has one that is called as a save and is none; `made`
         is nothing that JSON can hold.
     """
     made = as_plain(made)
+    arrays = {name: _own_dtype(array) for name, array in arrays.items()}
     ocp, folder = require_orbax(), Path(path).absolute()
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{path} must be a directory, or not be there yet; it is a file")
@@ -79,7 +82,7 @@ def write_arrays(path: str | Path, made: Plain, arrays: Arrays) -> None:
     items = {_ABOUT: ocp.args.JsonSave(about)}
     if stored:  # Orbax saves no tree without leaves
         items[_ARRAYS] = ocp.args.PyTreeSave(stored)
-    with _manager(ocp, folder, writes=True) as manager:
+    with failed_save_told(folder), _manager(ocp, folder, writes=True) as manager:
         step = manager.latest_step()
         manager.save(0 if step is None else step + 1, args=ocp.args.Composite(**items))
 
@@ -136,6 +139,8 @@ def _read_kept(
         sizes = {
             name: (tuple(files[name].shape), np.dtype(files[name].dtype)) for name in described
         }
+    except MemoryError:
+        raise  # there is nothing wrong with the save
     except Exception as error:  # whatever Orbax makes of a directory that is not whole
         raise ValueError(f"{path} is damaged: {_short(error)}") from error
     for name, about in described.items():
@@ -244,6 +249,8 @@ def _restore(manager: Manager, step: int, path: str | Path, **wanted: object) ->
     composite = require_orbax().args.Composite
     try:
         return manager.restore(step, args=composite(**wanted))[name]
+    except MemoryError:
+        raise  # there is nothing wrong with the save
     except Exception as error:  # whatever Orbax makes of a directory that is not whole
         why = _short(error)
         raise ValueError(f"{path} is damaged: its {name} cannot be read: {why}") from error
@@ -315,6 +322,14 @@ def _checked(path: str | Path, descriptions: Plain, stored: dict[str, Any]) -> A
 
 def _size(about: Plain) -> int:
     return math.prod(about["shape"])
+
+
+def _own_dtype(array: np.ndarray) -> np.ndarray:
+    """Of the dtype that its name stands for, as pickled ones and other byte orders are not.
+
+    It would be stored as something else than its description says, and refused as damaged.
+    """
+    return np.asarray(array, jnp.dtype(array.dtype.name))
 
 
 def _stored(array: np.ndarray) -> np.ndarray:

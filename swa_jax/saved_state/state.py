@@ -47,6 +47,7 @@ def save_state(
 
     Raises:
       ImportError: Orbax is not installed (the extra `checkpoint`).
+      OSError: the disk is full, or fails; what was saved before is as it was.
       ValueError: cache or KV of another allocator, a path that is no directory or has one that is
         called as a save and is none, or a `made` that JSON cannot hold.
     """

@@ -11,6 +11,7 @@ from swa_jax.describe import Plain, describe
 from swa_jax.free import free
 from swa_jax.models.decoder import DecoderConfig
 from swa_jax.only_if import only_if
+from swa_jax.owners import whoever
 from swa_jax.prefix_cache import PrefixCache, reset
 from swa_jax.saved_state.directory import require_orbax
 from swa_jax.saved_state.state import restore_state, save_state
@@ -48,6 +49,7 @@ def save_world(
 
     Raises:
       ImportError: Orbax is not installed (the extra `checkpoint`).
+      OSError: the disk is full, or fails; what was saved before is as it was.
       ValueError: a loop without a prefix cache, which has nothing to keep, or a model that
         `swa_jax.describe` cannot describe.
     """
@@ -121,7 +123,7 @@ def _settle(config: ServingConfig, world: World) -> tuple[AllocatorState, Prefix
     page = jnp.arange(cache.in_tree.shape[0], dtype=jnp.int32)
     strange = ~allocator.full.free & ~cache.in_tree
     slots = jnp.where(strange, page * jnp.int32(config.pool.page_size), PAD_SLOT)
-    return free(allocator, slots), cache
+    return free(allocator, slots, by=whoever(allocator, slots)), cache
 
 
 def _without_locks(cache: PrefixCache) -> PrefixCache:

@@ -14,6 +14,7 @@ from swa_jax.serving.model import ServingModel, as_model
 from swa_jax.serving.requests import LENGTH, STOP
 from swa_jax.serving.rollback import Kept, roll_back, roll_back_to_snapshot
 from swa_jax.serving.room import decode_tokens, drafts_fit, fitting_rows
+from swa_jax.serving.row_owners import row_owners
 from swa_jax.serving.sample import sample
 from swa_jax.serving.trees import Tree
 from swa_jax.serving.verify import DraftTree, Verified, cut, verify
@@ -75,7 +76,13 @@ def _decode(
     rows, before = world.rows, world.allocator
     counts = fitting_rows(world, decode_tokens(config, world, drafts_fit(config, world)))
     allocator, extension = extend_rows(
-        before, rows.length, counts, rows.last_loc, rows.table, 1 + config.num_drafts
+        before,
+        rows.length,
+        counts,
+        rows.last_loc,
+        rows.table,
+        1 + config.num_drafts,
+        row_owners(world),
     )
     view = DraftView(
         allocator=allocator,
@@ -185,9 +192,9 @@ def _give_back(
     extension: Extension,
     outcome: _Outcome,
 ) -> tuple[AllocatorState, Kept]:
-    rows, path = world.rows, outcome.verified.nodes
+    rows, path, by = world.rows, outcome.verified.nodes, row_owners(world)
     if config.rollback == "page":
-        return roll_back(allocator, extension, rows.length, path, outcome.count)
+        return roll_back(allocator, extension, rows.length, path, outcome.count, by)
     return roll_back_to_snapshot(
         world.allocator,
         allocator,
@@ -197,6 +204,7 @@ def _give_back(
         rows.table,
         path,
         outcome.count,
+        by,
     )
 
 

@@ -31,6 +31,7 @@ def extend_rows(
     last_loc: jax.Array,
     table: jax.Array,
     width: int,
+    by: jax.Array | None = None,
 ) -> tuple[AllocatorState, Extension]:
     """Grants int32[R] `counts` new tokens, at most `width` a row, or none at all.
 
@@ -41,13 +42,14 @@ def extend_rows(
       last_loc: int32[R] full slot of the last token, -1 for none.
       table: int32[R, C] first full slot of each page.
       width: Q, static.
+      by: int32[R] owner of each row, of `row_owners`.
 
     Returns:
       The allocator, and the new slots row by row.
     """
     rows, size = length.shape[0], allocator.config.page_size
     allocator, grant = alloc_extend(
-        allocator, length, length + counts, last_loc, capacity=rows * width
+        allocator, length, length + counts, last_loc, capacity=rows * width, by=by
     )
     granted = jnp.where(grant.ok, counts, 0)
     within = jnp.arange(width, dtype=jnp.int32)[None, :]

@@ -27,6 +27,7 @@ from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.model import ServingModel
 from swa_jax.serving.queue import HOSTED, RUNNING
 from swa_jax.serving.requests import UNFINISHED
+from swa_jax.serving.row_owners import request_owner
 from swa_jax.serving.row_pages import vacate
 from swa_jax.serving.trees import Tree
 from swa_jax.serving.world import World, add_stats, check_world, running
@@ -247,7 +248,7 @@ def _seat(
     row = jnp.argmax(idle).astype(jnp.int32)
     world, match, receipt = _share(config, world, place, length)
     fits = promise_fits(config, world, queue.known[place], match.length)
-    world, granted, table = _take_pages(config, world, match, length, swa_from)
+    world, granted, table = _take_pages(config, world, match, place, length, swa_from)
     at = jnp.maximum(length - 1, 0)
     size = config.pool.page_size
     offset = at - floor_to_page(at, size)
@@ -284,7 +285,12 @@ def _share(
 
 
 def _take_pages(
-    config: ServingConfig, world: World, match: Match, length: jax.Array, swa_from: jax.Array
+    config: ServingConfig,
+    world: World,
+    match: Match,
+    place: jax.Array,
+    length: jax.Array,
+    swa_from: jax.Array,
 ) -> tuple[World, jax.Array, jax.Array]:
     """Pages for what is not shared: also bool[] granted, and int32[C] the whole table."""
     size, allocator = config.pool.page_size, world.allocator
@@ -307,6 +313,7 @@ def _take_pages(
         last[None],
         (length - start)[None],
         capacity=config.table_pages * size,
+        by=None if allocator.owner_tags is None else request_owner(world.queue, place),
     )
     first = jnp.arange(config.table_pages, dtype=jnp.int32) * jnp.int32(size)
     new = look_up(grant.slots, jnp.maximum(first - match.length, 0), PAD_SLOT)

@@ -17,6 +17,7 @@ from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.draft import Draft
 from swa_jax.serving.extend_rows import Extension, batch_of, extend_rows, last_of
 from swa_jax.serving.model import ServingModel, as_model
+from swa_jax.serving.row_owners import row_owners
 from swa_jax.serving.trees import Tree
 from swa_jax.serving.world import World, add_stats
 
@@ -57,7 +58,7 @@ def _compute(
     chunk: Chunk,
 ) -> World:
     rows, which = world.rows, chunk.rows
-    length = rows.length[which]
+    length, owners = rows.length[which], row_owners(world)
     allocator, extension = extend_rows(
         world.allocator,
         length,
@@ -65,6 +66,7 @@ def _compute(
         rows.last_loc[which],
         rows.table[which],
         config.chunk_tokens,
+        None if owners is None else owners[which],
     )
     known = world.queue.tokens[rows.request[which]]
     place = length[:, None] + jnp.arange(config.chunk_tokens, dtype=jnp.int32)[None, :]

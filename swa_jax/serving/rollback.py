@@ -29,6 +29,7 @@ def roll_back(
     length: jax.Array,
     path: jax.Array,
     kept: jax.Array,
+    by: jax.Array | None = None,
 ) -> tuple[AllocatorState, Kept]:
     """By page: frees the pages wholly past the new length; the rest stays where it is.
 
@@ -38,6 +39,7 @@ def roll_back(
       length: int32[R] tokens held before it.
       path: int32[R, 1 + D] which of them are kept, in order.
       kept: int32[R] how many of the path.
+      by: int32[R] owner of each row, of `row_owners`.
 
     Returns:
       The allocator, and what stays: token j of the path belongs at place j.
@@ -54,7 +56,8 @@ def roll_back(
     new = jnp.where(_counted(kept, width), extension.slots[:, :width], PAD_SLOT)
     old = jnp.take_along_axis(extension.slots, path, axis=1, mode="clip")
     moves = _moves(allocator, jnp.where(new > 0, old, PAD_SLOT), allocator, new)
-    freed = free(allocator, surplus.reshape(-1))
+    owners = None if by is None else jnp.repeat(by, most)
+    freed = free(allocator, surplus.reshape(-1), by=owners)
     return freed, Kept(new, extension.table, *moves)
 
 
@@ -67,6 +70,7 @@ def roll_back_to_snapshot(
     table: jax.Array,
     path: jax.Array,
     kept: jax.Array,
+    by: jax.Array | None = None,
 ) -> tuple[AllocatorState, Kept]:
     """By snapshot: the state before the drafts, and a grant of what was accepted.
 
@@ -82,9 +86,10 @@ def roll_back_to_snapshot(
       table: int32[R, C] before it.
       path: int32[R, 1 + D] which of the tokens are kept, in order.
       kept: int32[R] how many of the path.
+      by: int32[R] owner of each row, of `row_owners`.
     """
     width = path.shape[1]
-    after, again = extend_rows(before, length, kept, last_loc, table, width)
+    after, again = extend_rows(before, length, kept, last_loc, table, width, by)
     old = jnp.take_along_axis(extension.slots, path, axis=1, mode="clip")
     old = jnp.where(_counted(again.counts, width), old, PAD_SLOT)
     return after, Kept(again.slots, again.table, *_moves(allocator, old, after, again.slots))

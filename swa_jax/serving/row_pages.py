@@ -9,6 +9,7 @@ from swa_jax.free import free
 from swa_jax.prefix_cache import no_receipt, unlock
 from swa_jax.prefix_cache.own import give_to_tree, receipt_of, with_receipt
 from swa_jax.serving.config import ServingConfig
+from swa_jax.serving.row_owners import row_owners
 from swa_jax.serving.world import NO_REQUEST, World
 from swa_jax.state import PAD_SLOT
 
@@ -29,6 +30,7 @@ def give_row(config: ServingConfig, world: World, row: jax.Array) -> World:
         rows.table[row],
         receipt_of(rows, row),
         queue.namespace[place],
+        by=_owner(world, row),
     )
     rows = replace(
         with_receipt(rows, row, holding.receipt),
@@ -40,12 +42,19 @@ def give_row(config: ServingConfig, world: World, row: jax.Array) -> World:
     return replace(world, allocator=allocator, cache=cache, rows=rows)
 
 
+def _owner(world: World, row: jax.Array) -> jax.Array | None:
+    owners = row_owners(world)
+    return None if owners is None else owners[row]
+
+
 def vacate(config: ServingConfig, world: World, row: jax.Array) -> World:
     """Gives back every page that a row holds by itself, and its lock; it is idle then."""
     rows, size = world.rows, config.pool.page_size
     start = jnp.arange(config.table_pages, dtype=jnp.int32) * jnp.int32(size)
     own = (start < rows.length[row]) & (start >= rows.owned_from[row])
-    allocator = free(world.allocator, jnp.where(own, rows.table[row], PAD_SLOT))
+    allocator = free(
+        world.allocator, jnp.where(own, rows.table[row], PAD_SLOT), by=_owner(world, row)
+    )
     cache = world.cache
     if cache is not None:
         cache = unlock(cache, receipt_of(rows, row))

@@ -18,6 +18,7 @@ from swa_jax.serving.finish import finish
 from swa_jax.serving.model import ServingModel, as_model
 from swa_jax.serving.prefill import prefill_step
 from swa_jax.serving.room import make_room
+from swa_jax.serving.row_owners import row_owners
 from swa_jax.serving.trees import Tree
 from swa_jax.serving.world import World, add_stats, check_world, running
 
@@ -39,6 +40,7 @@ def leave(config: ServingConfig, world: World) -> World:
         running(rows),
         step_pages=config.step_pages,
         insert_lens=kept,
+        by=row_owners(world),
     )
     return replace(world, allocator=allocator, rows=replace(rows, evicted=evicted))
 

@@ -10,7 +10,8 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .explained import EXPLAINED
@@ -36,18 +37,40 @@ def choose(mutants: Sequence[Mutant], only: str, one_in: int) -> list[Mutant]:
     ]
 
 
+@dataclass(frozen=True)
+class Effort:
+    """How much is done for each mutant."""
+
+    limit: float  # seconds for one test
+    total: float  # seconds for a mutant
+    first: int  # entries of the list of tests
+
+
+def sooner(mutant: Mutant, outcomes: Mapping[str, Outcome]) -> list[str]:
+    """Tests that noticed other mutants of the same module, the most successful ones first."""
+    module = mutant.name.split(":")[0] + ":"
+    noticed = (
+        outcome.by
+        for name, outcome in outcomes.items()
+        if outcome.fate == KILLED and name.startswith(module)
+    )
+    return [name for name, _ in Counter(noticed).most_common()]
+
+
 def run(
-    mutants: Sequence[Mutant], jobs: int, limit: float, first: int, keep: Path | None
+    mutants: Sequence[Mutant], jobs: int, effort: Effort, keep: Path | None
 ) -> dict[str, Outcome]:
-    """Tries each mutant, `jobs` at a time, on the `first` entries of its list of tests."""
-    outcomes: dict[str, Outcome] = {}
+    """Tries each mutant, `jobs` at a time."""
+    known, outcomes = read(keep), dict[str, Outcome]()
     judges = [Judge() for _ in range(jobs)]
     idle, busy, left = list(judges), dict[Judge, Mutant](), list(mutants)
     try:
         while left or busy:
             while left and idle:
                 judge, mutant = idle.pop(), left.pop(0)
-                judge.begin(mutant, tests_for(mutant, first), limit)
+                before = [] if mutant.seen_by else sooner(mutant, known | outcomes)
+                tests = tests_for(mutant, effort.first)
+                judge.begin(mutant, tests, effort.limit, total=effort.total, sooner=before)
                 busy[judge] = mutant
             time.sleep(0.05)
             for judge, mutant in list(busy.items()):
@@ -57,10 +80,7 @@ def run(
                 outcomes[mutant.name] = outcome
                 del busy[judge]
                 idle.append(judge)
-                print(
-                    f"{outcome.fate:9} {outcome.seconds:5.0f} s  {mutant.name}  [{outcome.by}]",
-                    flush=True,
-                )
+                report(outcome, mutant.name)
                 if keep is not None:
                     write(keep, outcomes)
     finally:
@@ -114,11 +134,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="regular expression that a name must match")
     parser.add_argument("--one-in", type=int, default=1, help="take every n-th generated mutant")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    parser.add_argument("--limit", type=float, default=300, help="seconds for a mutant")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for one test: a hang")
+    parser.add_argument("--total", type=float, default=1e9, help="seconds of tests for a mutant")
     parser.add_argument("--first", type=int, default=99, help="only so many entries of the tests")
     parser.add_argument("--json", type=Path, help="keep outcomes in this file, as they come")
     parser.add_argument("--skip-done", action="store_true", help="leave out what --json has")
     parser.add_argument("--again", default="", help="only those to which --json gives this fate")
+    parser.add_argument("--unexplained", action="store_true", help="leave out what is explained")
     parser.add_argument("--score", action="store_true", help="print the score of --json and end")
     parser.add_argument("--list", action="store_true", help="print the names and end")
     parser.add_argument("--baseline", action="store_true", help="run each test list unchanged")
@@ -127,6 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     done = read(options.json)
     if options.skip_done:
         mutants = [mutant for mutant in mutants if mutant.name not in done]
+    if options.unexplained:
+        mutants = [mutant for mutant in mutants if mutant.name not in EXPLAINED]
     if options.again:
         fates = {name: fate_of(name, outcome.fate) for name, outcome in done.items()}
         mutants = [mutant for mutant in mutants if fates.get(mutant.name) == options.again]
@@ -141,7 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the copies are removed then, too
     begun = time.monotonic()
-    outcomes = run(mutants, options.jobs, options.limit, options.first, options.json)
+    effort = Effort(options.limit, options.total, options.first)
+    outcomes = run(mutants, options.jobs, effort, options.json)
     print(score(outcomes))
     print(f"{len(outcomes)} mutants in {time.monotonic() - begun:.0f} s")
     fates = {fate_of(name, outcome.fate) for name, outcome in outcomes.items()}

@@ -41,8 +41,8 @@ EXPLAINED: dict[str, str] = {
         "below 0 only where the SWA page is released: nobody maps to it then (law 7), so neither "
         "`still_here` nor a count is read"
     ),
-    "free_blocks:pays: state.config.page_size > 1 => state.config.page_size >= 1": (
-        "chooses between two ways that give the same state; blocks cost more with pages of a token"
+    "free_blocks:_distinct: replace(state) => without scratch": (
+        "a block puts its pages in scratch to rest; where they were never marked they are at rest"
     ),
     "mapping:_translate: (slots >= 0) & (slots < jnp.int32(config.full_tokens + size)) => "
     "(slots >= 0)": "a slot past the pool has a page past the mapping, which reads as unmapped",
@@ -83,5 +83,159 @@ EXPLAINED: dict[str, str] = {
     "check:_one_to_one: ok & jnp.all(jnp.where(live, state.full_to_swa == own, ~has)) => "
     "(jnp.all(jnp.where(live, state.full_to_swa == own, ~has)))": (
         "in a pure pool each page maps to itself or to none, so no two can map to one"
+    ),
+    "paging:first_places: put(marked, reset) => past the end is the end": (
+        "puts the last page's place to rest, which the first place that names that page does anyway"
+    ),
+    "pool:peek: look_up(pool.ring, _place(pool, safe)) => past the end is the end": (
+        "a ring place is never past the ring's end"
+    ),
+    "pool:take: jnp.minimum(count, jnp.int32(pool.ring.shape[0] - 1)) => (count)": (
+        "only where all pages are taken, and then the head stays where it is (`whole`)"
+    ),
+    "pool:take: pool.ring.shape[0] - 1 => (pool.ring.shape[0])": (
+        "only where all pages are taken, and then the head stays where it is (`whole`)"
+    ),
+    "pool:give_back: where defer => defer & False #2": (
+        "moves pending pages to places that all are written right after, by the pages that come in"
+    ),
+    'rank:read: mode="fill" => mode="clip"': (
+        "the first word has no marks before it, so some word fits"
+    ),
+    'rank:read: mode="fill" => mode="clip" #2': (
+        "the first word has no marks before it, so some word fits"
+    ),
+    "rank:_words: n < _EXACT => n <= _EXACT": "2^24 itself is exact in float32, too",
+    "rank:read_runs: put(jnp.zeros(count + 1, jnp.int32), jnp.where(some, nth + 1, count + 1)) "
+    "=> past the end is the end": (
+        "an empty run writes at the number that the last run has where none is empty"
+    ),
+    "plan_extend:parts_of: look_up(new_pages, jnp.maximum(starts.new + rows.new - 1, 0)) => past "
+    "the end is the end": (
+        "past the list only where the call is refused, and then all pages are padding"
+    ),
+    **{
+        f"plan_extend:slots_by_token: look_up({of}) => past the end is the end": (
+            "a place that is real belongs to a row of the batch; what others read is not used"
+        )
+        for of in (
+            "rows.fill, runs.run",
+            "starts.new, runs.run",
+            "last_first, runs.run",
+            "new_pages, look_up(starts.new, runs.run, 0) + page_of(fresh, size)",
+        )
+    },
+    "plan_free:swa_side: look_up(state.full_to_swa, named.pages) => past the end is the end": (
+        "a place that names no page is nobody's, and all that is done with its SWA side asks `held`"
+    ),
+    "plan_free:plan_free_swa_as_of: look_up(state.full_to_swa, named.pages) => past the end is "
+    "the end": "a place that names no page `had` none",
+    "plan_free:plan_free_swa_as_of: look_up(mapped_now, pages_then) => past the end is the end": (
+        "the mapping holds ids of SWA pages alone (law 5), so no index is outside"
+    ),
+    "free_blocks:_distinct: look_up(marked, pages) => past the end is the end": (
+        "a place that names no page is not the place that marked the last page"
+    ),
+    "free_blocks:_block: put(state.scratch, pages) => past the end is the end": (
+        "puts the last page's mark to rest early, and marks are not read any more"
+    ),
+    'leave_windows:leave_windows.free_rows: mode="drop" => mode="clip"': (
+        "the rows are all rows, or the place of a largest value: never outside"
+    ),
+    "share_pages:share_pages: jnp.minimum(exclusive_sum(need), pages) => (exclusive_sum(need))": (
+        "where the rows before need more than there is, one of them is cut short: this one gets 0"
+    ),
+    "share_pages:share_pages: jnp.minimum(pages - taken, need) => (pages - taken)": (
+        "a row takes what it wants at most, and the pages of a pool have room for int32 tokens"
+    ),
+    "inputs:as_int32: isinstance(value, np.ndarray) or value.dtype == jnp.int32 => (value.dtype == "
+    "jnp.int32)": "what comes from the host is int32 already",
+    "inputs:as_int32: isinstance(value, np.ndarray) or value.dtype == jnp.int32 => "
+    "(isinstance(value, np.ndarray))": "clipping and converting int32 to int32 changes nothing",
+    "inputs:as_int32: info.max > _MOST => info.max >= _MOST": (
+        "only int32 ends there, and int32 arrays came back before"
+    ),
+    "last_page:look_at_last_page: look_up(state.full_to_swa, page) => past the end is the end": (
+        "asks `inside` as well, and a page is past the end just where that says no"
+    ),
+    "mapping:pair_pages: look_up(named_swa, by_full) => past the end is the end": (
+        "past the list only where the place itself is not straight, and then it does not agree"
+    ),
+    "mapping:pair_pages: look_up(named_full, by_swa) => past the end is the end": (
+        "past the list only where the place itself is not straight, and then it does not agree"
+    ),
+    "mapping:_translate: look_up(state.full_to_swa, page_of(known, size)) => past the end is the "
+    "end": "slots past the pool are read as slot 0",
+    "mapping:_set: look_up(owner, state.full_to_swa) => past the end is the end": (
+        "the mapping holds ids of SWA pages alone (law 5), so no index is outside"
+    ),
+    "share:_copy_on_write: look_up(state.full_to_swa, named.pages) => past the end is the end": (
+        "a place that names no page is nobody's, and all that asks for its SWA side asks `held` too"
+    ),
+    'serving/verify:verify: mode="clip" => mode="fill"': "nodes are numbers of the tree's nodes",
+    'serving/verify:verify: mode="clip" => mode="fill" #2': "nodes are numbers of the tree's nodes",
+    "prefix_cache/select:least_k: k > 0 => k >= 0": "where none is wanted, none is found: slower",
+    "serving/admit:promised: where open_rows => open_rows | True #2": (
+        "a row that is not open lacks no pages, so it is promised none"
+    ),
+    "host_cache/index:usable: page < device_pages and dead_alone < start => (dead_alone < start)": (
+        "a page that the device has not is dead there itself, so its window is not live"
+    ),
+    "host_cache/index:usable: page < device_pages => page <= device_pages #2": (
+        "a page that the device has not is dead there itself, so its window is not live"
+    ),
+    "disagg/receive:fits: self.count > 0 => self.count >= 0": "0 tokens fit, as it says first",
+    "prefix_cache/select:_first_of: left > 0 => left >= 0": (
+        "fewer than wanted lie below the value that splits, so some are left for those that tie"
+    ),
+    "prefix_cache/select:_first_of: tied & (left > 0) => (tied)": (
+        "fewer than wanted lie below the value that splits, so some are left for those that tie"
+    ),
+    "prefix_cache/select:_split: where marks => marks | True": (
+        "the range that is halved begins lower and ends at the same value"
+    ),
+    "prefix_cache/select:_split: where marks => marks | True #2": (
+        "the range ends higher: where all are taken, all lie below it instead of some at its end"
+    ),
+    "prefix_cache/select:_split: marked <= k => marked < k": (
+        "with as many as wanted, halving ends at the largest of them, too"
+    ),
+    "prefix_cache/select:_split: k <= 0 => k < 0": "asked for at least one, as `least_k` does",
+    "serving/verify:verify: alive & has_drafts => (has_drafts)": (
+        "a row that has stopped stands still, so it gets the same answer again"
+    ),
+    "serving/verify:verify: where alive => alive | True": (
+        "moves rows that have stopped, whose nodes past `count` mean nothing"
+    ),
+    'serving/room:fitting_rows: mode="drop" => mode="clip"': "an order of rows has no row outside",
+    "serving/room:fitting_rows: counts > 0 => counts >= 0": (
+        "a row that asks for nothing needs no page wherever it stands in the order"
+    ),
+    "prefix_cache/select:_split.halve: jnp.sum(marks & (key <= middle), dtype=jnp.int32) >= k => "
+    "jnp.sum(marks & (key <= middle), dtype=jnp.int32) > k": (
+        "just as many as wanted lie below the next value then, and none is left for those at it"
+    ),
+    "disagg/inbox:standing: look_up(inbox.serial, place) => past the end is the end": (
+        "a place that is not inside is read as place 0"
+    ),
+    **{
+        f"disagg/inbox:standing: {change}": (
+            "a place that is not there reads as free, and a ticket of no reservation never stands"
+        )
+        for change in (
+            "(ticket.place >= 0) & (ticket.place < inbox.serial.shape[0]) => (ticket.place >= 0)",
+            (
+                "(ticket.place >= 0) & (ticket.place < inbox.serial.shape[0]) => "
+                "(ticket.place < inbox.serial.shape[0])"
+            ),
+            "ticket.place < inbox.serial.shape[0] => ticket.place <= inbox.serial.shape[0]",
+            "where inside => inside | True",
+        )
+    },
+    "replay/grow:_share: where prefilling(rows) => prefilling(rows) | True": (
+        "a row that does not prefill has at least its prompt already, so nothing of it is left"
+    ),
+    "inputs:whole_number: bool | np.bool_ => (bool)": (
+        "operator.index refuses the bools of NumPy 2 by itself"
     ),
 }

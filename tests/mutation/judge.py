@@ -67,8 +67,9 @@ class Judge:
         (self.tree / ".pytest_cache").mkdir()
         (self.tree / ".pytest_cache" / "jax").symlink_to(CACHE)
         self._answer = self.tree / "outcome.json"
+        self._passed = self.tree / "passed.txt"
         self._child = 0
-        self._begun = self._limit = 0.0
+        self._begun = self._limit = self._total = 0.0
         self._right: tuple[Path, str] | None = None
 
     def close(self) -> None:
@@ -83,18 +84,35 @@ class Judge:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def begin(self, mutant: Mutant | None, tests: Sequence[Tests], limit: float) -> None:
-        """Applies a mutant, or none, and begins to run tests, for `limit` seconds at most."""
+    def begin(
+        self,
+        mutant: Mutant | None,
+        tests: Sequence[Tests],
+        limit: float,
+        *,
+        total: float = 1e9,
+        sooner: Sequence[str] = (),
+    ) -> None:
+        """Applies a mutant, or none, and begins to run tests.
+
+        Args:
+          mutant: what to change.
+          tests: in this order.
+          limit: most seconds for one test; a mutant that takes longer hangs, and is noticed.
+          total: seconds after which no more tests are tried; nobody has noticed the mutant then.
+          sooner: names of tests among them that are run before the others.
+        """
         if mutant is not None:
             path = self.tree / PACKAGE / mutant.file
             right = path.read_text(encoding="utf-8")
             path.write_text(mutant.apply(right), encoding="utf-8")
             self._right = path, right
         self._answer.unlink(missing_ok=True)
-        self._begun, self._limit = time.monotonic(), limit
+        self._passed.write_text("", encoding="utf-8")
+        self._begun, self._limit, self._total = time.monotonic(), limit, total
         self._child = os.fork()
         if not self._child:
-            _serve(self.tree, tests, self._answer)
+            _serve(self.tree, _Watch(tests, sooner, self._passed), self._answer)
 
     def poll(self) -> Outcome | None:
         """The outcome, once there is one; the file is put back then."""
@@ -102,9 +120,13 @@ class Judge:
         if os.waitpid(self._child, os.WNOHANG)[0]:
             self._child = 0
             outcome = self._read(seconds)
-        elif seconds > self._limit:
+        elif time.time() - self._passed.stat().st_mtime > self._limit:
             self._end()
-            outcome = Outcome(TIMED_OUT, f"after {self._limit:.0f} s", seconds)
+            outcome = Outcome(TIMED_OUT, f"a test ran for {self._limit:.0f} s", seconds)
+        elif seconds > self._total:
+            self._end()
+            passed = self._passed.stat().st_size
+            outcome = Outcome(SURVIVED, f"{passed} tests passed in {self._total:.0f} s", seconds)
         else:
             return None
         if self._right is not None:
@@ -125,7 +147,7 @@ class Judge:
         self._child = 0
 
 
-def _serve(tree: Path, tests: Sequence[Tests], answer: Path) -> None:
+def _serve(tree: Path, watch: _Watch, answer: Path) -> None:
     """In the new process: never returns."""
     try:
         os.setpgid(0, 0)
@@ -133,7 +155,7 @@ def _serve(tree: Path, tests: Sequence[Tests], answer: Path) -> None:
         out = os.open(tree / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(out, 1)
         os.dup2(out, 2)
-        fate, by = _test(tree, tests)
+        fate, by = _test(tree, watch)
         answer.write_text(json.dumps([fate, by]), encoding="utf-8")
     except BaseException:
         answer.write_text(json.dumps([BROKEN, traceback.format_exc()]), encoding="utf-8")
@@ -142,7 +164,7 @@ def _serve(tree: Path, tests: Sequence[Tests], answer: Path) -> None:
         os._exit(0)
 
 
-def _test(tree: Path, tests: Sequence[Tests]) -> tuple[str, str]:
+def _test(tree: Path, watch: _Watch) -> tuple[str, str]:
     os.chdir(tree)
     sys.dont_write_bytecode = True  # of a file that changes twice a second
     here = [path for path in sys.path if Path(path).resolve() not in (ROOT, ROOT / "tests")]
@@ -165,8 +187,7 @@ def _test(tree: Path, tests: Sequence[Tests]) -> tuple[str, str]:
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
     )
     os.environ["HYPOTHESIS_PROFILE"] = "mutants"
-    watch = _Watch(tests)
-    files = list(dict.fromkeys(f"tests/{each.file}" for each in tests))
+    files = list(dict.fromkeys(f"tests/{each.file}" for each in watch.tests))
     options = ["-qx", "-pno:cacheprovider", "-pno:xdist", "-oaddopts=", "-p", "no:nbmake"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     code = int(pytest.main([*options, *files], plugins=[watch]))
@@ -182,25 +203,31 @@ def _test(tree: Path, tests: Sequence[Tests]) -> tuple[str, str]:
 class _Watch:
     """A pytest plugin: runs chosen tests in the order of the table, keeps the first failure."""
 
-    def __init__(self, tests: Sequence[Tests]) -> None:
-        self._tests = tests
+    def __init__(self, tests: Sequence[Tests], sooner: Sequence[str], passed: Path) -> None:
+        self.tests = tests
+        self._sooner = sooner
+        self._passed = passed  # a letter for each test
         self.failed = self.unread = ""
         self.ran = 0
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         chosen: dict[str, Any] = {}
-        for each in self._tests:
+        for each in self.tests:
             for item in items:
                 file, _, name = item.nodeid.partition("::")
                 if file == f"tests/{each.file}" and re.search(each.only, name):
                     chosen.setdefault(item.nodeid, item)
-        items[:] = chosen.values()
+        before = {f"tests/{name}": place for place, name in enumerate(self._sooner)}
+        items[:] = sorted(chosen.values(), key=lambda item: before.get(item.nodeid, len(before)))
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             self.unread = self.unread or f"{report.nodeid}: {report.longrepr}"[-400:]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self.ran += report.when == "call"
+        if report.when == "call":
+            self.ran += 1
+            with self._passed.open("a", encoding="utf-8") as file:
+                file.write(".")
         if report.failed and not self.failed:
             self.failed = report.nodeid.removeprefix("tests/")

@@ -284,8 +284,8 @@ CACHE = [
         "prefix_cache/insert",
         "_give_up_copies",
         "B40 the caller's copies of cached pages are not freed",
-        "return free(moved, jnp.where(copy, own.pages * size, PAD_SLOT))",
-        "return moved",
+        "return free(moved, jnp.where(copy, own.pages",
+        "return free(moved, jnp.where(copy & False, own.pages",
         ("test_prefix_scenarios.py", "b40|b15"),
     ),
     bug(
@@ -312,8 +312,8 @@ LOOPS = [
         "serving/rollback",
         "roll_back",
         "B14 refused drafts keep their pages",
-        "freed = free(allocator, surplus.reshape(-1))",
-        "freed = allocator",
+        "surplus = jnp.where(column < end[:, None], found, PAD_SLOT)",
+        "surplus = jnp.full_like(found, PAD_SLOT)",
         ("test_serving_scenarios.py", "b14"),
     ),
     bug(

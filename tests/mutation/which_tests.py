@@ -18,6 +18,7 @@ RINGS = Tests("test_request_ring.py", r"^(?!.*(equal_bits|never_shares))")
 UNIFIED = Tests("test_unified_pools.py", r"^(?!.*(published|equal_bits|known_bug))")
 PAGING = Tests("test_paging.py")
 RANK = Tests("test_rank.py")
+POOL = Tests("test_pool_pages.py")
 WINDOW = Tests("test_window_borders.py")
 BLOCKS = Tests("test_free_blocks.py", r"^(?!.*no_copy)")
 BROKEN_LAWS = Tests("test_check_laws.py")
@@ -32,16 +33,26 @@ PREFIX_SCENARIOS = Tests("test_prefix_scenarios.py")
 PREFIX_CALLS = Tests("test_prefix_cache.py")
 PREFIX_MISUSE = Tests("test_prefix_misuse.py", r"^(?!.*no_call_copies)")
 PREFIX_WALK = Tests("test_prefix_machine.py")
+PREFIX_PIECES = Tests("test_prefix_pieces.py")
 PREFIX_OWN = Tests("test_prefix_own.py")
 PREFIX_SHARE = Tests("test_share_cache.py")
-PREFIX = [PREFIX_CALLS, PREFIX_SCENARIOS, PREFIX_MISUSE, PREFIX_WALK, PREFIX_SHARE]
+PREFIX = [PREFIX_SCENARIOS, PREFIX_CALLS, PREFIX_MISUSE, PREFIX_WALK, PREFIX_SHARE]
 
 SERVING = [
     Tests("test_serving_mutations.py", "without_a_mutant"),
     Tests("test_serving_scenarios.py"),
 ]
-SPECULATION = [Tests("test_speculation.py", "chain"), Tests("test_speculation.py")]
-DISAGG = [Tests("test_disagg_calls.py"), Tests("test_disagg_machine.py")]
+DECISIONS = Tests("test_serving_pieces.py")
+SPECULATION = [
+    Tests("test_verify.py"),
+    Tests("test_speculation.py", "chain"),
+    Tests("test_speculation.py"),
+]
+DISAGG = [
+    Tests("test_disagg_pieces.py"),
+    Tests("test_disagg_calls.py"),
+    Tests("test_disagg_machine.py"),
+]
 HOST = [
     Tests("test_host_index.py"),
     Tests("test_host_scenarios.py"),
@@ -56,30 +67,32 @@ REPLAY = [
 
 GROUPS: dict[str, tuple[str, list[Tests]]] = {
     "prefix_cache": (
-        "find insert match evict evict_lacking locks leaving select kept_windows receipts table",
+        "find insert match evict evict_lacking locks leaving kept_windows receipts",
         PREFIX,
     ),
-    "serving": ("admit room chunk finish rollback decode prefill", SERVING),
+    "serving": ("finish rollback decode prefill", SERVING),
     "disagg": ("preallocate receive commit abort inbox", DISAGG),
     "host_cache": ("claim index plan", HOST),
-    "replay": ("admit grow release", REPLAY),
+    "replay": ("admit grow release", [Tests("test_replay_pieces.py"), *REPLAY]),
 }
 TESTS: dict[str, list[Tests]] = {
     "paging.py": [PAGING, RANK, *CORE, LIMITS],
-    "pool.py": [*CORE, UNIFIED, LIMITS],
-    "rank.py": [RANK, *CORE],
+    "pool.py": [POOL, *CORE, UNIFIED, LIMITS],
+    "rank.py": [RANK, POOL, *CORE],
     "grant.py": [*CORE, SHARE, RINGS],
-    "plan_extend.py": [*CORE, SHARE, LIMITS],
+    "plan_extend.py": [Tests("test_pool_pages.py", "past_the_granted"), *CORE, SHARE, LIMITS],
     "plan_decode.py": [*CORE, SHARE],
     "plan_free.py": [BY_SNAPSHOT, *CORE, SHARE, RINGS],
     "free_blocks.py": [BLOCKS],
     "last_page.py": [*CORE, SHARE],
     "window.py": [WINDOW, *CORE, SHARE],
-    "leave_windows.py": REPLAY,
+    "leave_windows.py": [Tests("test_leave_windows.py"), *REPLAY],
     "mapping.py": [*CORE, SHARE],
+    "page_table.py": [Tests("test_page_table.py", r"^(?!.*(pallas|kernel|attention))")],
+    "kv_rows.py": [Tests("test_kv_rows.py")],
     "share.py": [SHARE_BORDERS, SHARE, Tests("test_share.py", "agree_with")],
-    "share_pages.py": SERVING,
-    "group.py": [SEEDS, SCENARIOS, WALK],
+    "share_pages.py": [Tests("test_leave_windows.py"), *SERVING],
+    "group.py": [Tests("test_pool_pages.py", "second_begin"), SEEDS, SCENARIOS, WALK],
     "request_ring.py": [RINGS, Tests("test_request_ring.py")],
     "rebalance.py": [UNIFIED],
     "unified.py": [UNIFIED],
@@ -88,7 +101,12 @@ TESTS: dict[str, list[Tests]] = {
     "inputs.py": [INPUTS, LAWS],
     "config.py": [CONFIG, RINGS, LIMITS, UNIFIED],
     "prefix_cache/own.py": [PREFIX_OWN, *PREFIX],
+    "prefix_cache/select.py": [PREFIX_PIECES, *PREFIX],
+    "prefix_cache/table.py": [PREFIX_PIECES, *PREFIX],
     "serving/verify.py": SPECULATION,
+    "serving/admit.py": [DECISIONS, *SERVING],
+    "serving/room.py": [DECISIONS, *SERVING],
+    "serving/chunk.py": [DECISIONS, Tests("test_leave_windows.py"), *SERVING],
     **{
         f"{folder}/{name}.py": tests
         for folder, (names, tests) in GROUPS.items()

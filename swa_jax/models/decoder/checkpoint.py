@@ -19,6 +19,7 @@ from swa_jax.models.decoder.published_config import config_from_hf, config_to_hf
 from swa_jax.models.decoder.published_names import TIED_UNEMBED, Published, published_arrays
 from swa_jax.models.decoder.published_values import token_ids
 from swa_jax.models.decoder.tensor_files import PACKED, TensorFiles, open_files, write_file
+from swa_jax.models.decoder.whole_file import whole_file
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 _MOST_NAMED = 5  # tensors of one sort named in a message
@@ -153,6 +154,7 @@ def save_checkpoint(path: str | Path, config: DecoderConfig, params: Mapping[str
 
     Raises:
       ImportError: `safetensors` is not installed.
+      OSError: the disk is full, or fails; what was there before is as it was.
       ValueError: arrays that are missing, surplus or of another shape, each named; or a
         configuration that config.json cannot describe.
     """
@@ -166,9 +168,10 @@ def save_checkpoint(path: str | Path, config: DecoderConfig, params: Mapping[str
     published["dtype"] = str(params["embed"].dtype)
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder, tensors)
     text = json.dumps(published, indent=2) + "\n"
-    (folder / _CONFIG).write_text(text, encoding="utf-8")
+    with whole_file(folder / _CONFIG) as half:
+        half.write_text(text, encoding="utf-8")
+        write_file(folder, tensors)
 
 
 def _check_params(config: DecoderConfig, params: Mapping[str, Any]) -> None:

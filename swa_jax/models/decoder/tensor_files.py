@@ -13,6 +13,7 @@ import numpy as np
 from swa_jax.models.decoder.json_file import MAX_INDEX_BYTES, read_object
 from swa_jax.models.decoder.params import Shape
 from swa_jax.models.decoder.published_names import text_name
+from swa_jax.models.decoder.whole_file import whole_file
 from swa_jax.replay.trace_lines import show
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -114,11 +115,18 @@ def _is_plain(name: object) -> bool:
 
 
 def write_file(folder: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Writes model.safetensors."""
+    """Writes model.safetensors, whole or not at all.
+
+    Args:
+      folder: a directory.
+      tensors: by name.
+
+    Raises:
+      OSError: the disk is full, or fails; the file before is as it was.
+    """
     # transformers refuses a file that does not say for which framework it was written.
-    _safetensors("safetensors.numpy").save_file(
-        tensors, folder / _SINGLE, metadata={"format": "pt"}
-    )
+    with whole_file(folder / _SINGLE) as half:
+        _safetensors("safetensors.numpy").save_file(tensors, half, metadata={"format": "pt"})
 
 
 def _safetensors(module: str) -> ModuleType:

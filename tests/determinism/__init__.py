@@ -1,0 +1,1 @@
+"""Fixed programs, and the digests that each must end in, wherever and however it is run."""

@@ -1,0 +1,106 @@
+"""The soak in small: all parts, and mistakes made on purpose, which it must name.
+
+`python -m tests.soaking` is the whole of it.
+"""
+
+import json
+
+import jax.numpy as jnp
+import pytest
+
+from tests.soaking.command import SHARES, SHORT, choose, main
+from tests.soaking.memory import Held, is_constant
+from tests.soaking.part import Result, missing
+from tests.soaking.planted import DOUBLE_FREE, LEAK, STALE_MAPPING, Plant
+from tests.soaking.rows_part import RowsPart
+from tests.soaking.serving_part import ServingPart
+from tests.soaking.watch import BrokenLawError
+from tests.soaking.weather import MIXED
+
+STEP = 300
+
+
+def soaked(parts, requests, tmp_path, capsys):
+    """What a soak of these parts says; that all was right."""
+    file = tmp_path / "soak.json"
+    with pytest.raises(SystemExit) as left:
+        main(["--requests", str(requests), "--parts", *parts, "--json", str(file)])
+    assert left.value.code == 0, capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert found["wrong"] == []
+    assert (found["faults"], found["leaked_pages"]) == (0, 0)
+    assert found["requests"] >= requests * 0.99
+    assert found["law_checks"] > 15 * found["steps"]
+    assert all(part["memory"]["constant"] for part in found["parts"])
+    return found["parts"]
+
+
+def test_every_kind_of_load_is_served_and_nothing_is_left(tmp_path, capsys):
+    assert len(soaked(SHORT[:-1], 14_000, tmp_path, capsys)) == 3
+
+
+@pytest.mark.long
+def test_pages_and_requests_go_to_the_host_and_come_back(tmp_path, capsys):
+    assert len(soaked(SHORT[-1:], 600, tmp_path, capsys)) == 1
+
+
+def planted(kind):
+    return Plant(jnp.int32(kind), jnp.int32(STEP))
+
+
+LAWS = {
+    LEAK: "every_page_has_its_owner",
+    STALE_MAPPING: "allocator.",
+    DOUBLE_FREE: "every_page_has_its_owner",
+}
+
+
+@pytest.mark.parametrize("kind", LAWS, ids=["leak", "stale mapping", "double free"])
+def test_a_mistake_in_the_serving_loop_is_named_with_its_step(kind):
+    part = ServingPart("tight", 0, planted(kind))
+    with pytest.raises(BrokenLawError) as seen:
+        part.run(5000, 5000, MIXED)
+    assert STEP <= seen.value.step <= STEP + 100
+    assert LAWS[kind] in seen.value.law
+
+
+# From that step on every row that is given up forgets a page, or frees twice what others may hold
+# too; and a tail that arrives keeps the mappings of whoever had its pages.
+OF_ROWS = {
+    LEAK: "every_page_has_its_owners",
+    STALE_MAPPING: "allocator.",
+    DOUBLE_FREE: "every_page_has_its_owners",
+}
+
+
+@pytest.mark.parametrize("kind", OF_ROWS, ids=["leak", "stale mapping", "double free"])
+def test_a_mistake_over_an_allocator_is_named_with_its_step(kind):
+    part = RowsPart("pages", 0, planted(kind))
+    with pytest.raises(BrokenLawError) as seen:
+        part.run(5000, 5000, MIXED)
+    assert STEP <= seen.value.step <= STEP + 100
+    assert OF_ROWS[kind] in seen.value.law
+
+
+def test_a_soak_in_which_something_never_happened_is_wrong():
+    result = Result("one", "a group")
+    result.counts["retracted"] = 3
+    assert missing([result], {"a group": {"retracted"}}) == []
+    assert missing([result], {"a group": {"retracted", "drafted"}}) == [
+        "a group: drafted never happened"
+    ]
+
+
+def test_growing_memory_is_seen():
+    steady = [Held(2**30 + block % 3, 50) for block in range(40)]
+    assert is_constant(steady)
+    assert not is_constant([Held(2**30 + block * 2**21, 50) for block in range(40)])
+    assert not is_constant([Held(2**30, 50 + block) for block in range(40)])
+
+
+def test_parts_are_chosen_by_name():
+    assert choose([], None) == list(SHARES)
+    assert choose([], 2) == list(SHORT)
+    assert choose(["host"], None) == ["host:write_back", "host:stored"]
+    with pytest.raises(SystemExit, match="unknown parts"):
+        choose(["nothing"], None)
