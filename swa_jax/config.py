@@ -54,7 +54,8 @@ class PoolConfig:
       ring_tokens: set by `PoolConfig.request_ring`; the SWA side is no pages but a ring of so many
         slots for each request.
       owner_tags: every page carries the id of its owner, and a call by somebody else is refused
-        (`swa_jax.owners`). 4 more bytes a page; off, nothing is kept and nothing is compiled.
+        (`swa_jax.owners`). 8 more bytes a full page and 4 an SWA page; off, nothing is kept and
+        nothing is compiled.
 
     Raises:
       ValueError: a size that cannot work, with the size that would.
@@ -209,6 +210,7 @@ class PoolConfig:
         page_size: int = 1,
         sliding_window: int,
         extra_tokens: int = 0,
+        owner_tags: bool = False,
     ) -> "PoolConfig":
         """A paged full pool; the SWA side is one fixed ring of slots for each request.
 
@@ -225,6 +227,7 @@ class PoolConfig:
           sliding_window: W, as everywhere: past tokens that stay live below the committed ones.
           extra_tokens: tokens that one step writes beside the first: drafts that are verified, or
             the rest of a chunk of prefill that is written before it is attended to.
+          owner_tags: as for `PoolConfig`.
 
         Raises:
           ValueError: a size that cannot work, with the size that would.
@@ -238,7 +241,8 @@ class PoolConfig:
                 f"{rings} rings of {ring} tokens are more than 2^31 - 1 slots; the most for this "
                 f"ring is {(MAX_SLOTS - page) // ring} requests"
             )
-        return cls(full_tokens, rings * ring, page, window, ring_tokens=ring)
+        sizes = (full_tokens, rings * ring, page, window)
+        return cls(*sizes, ring_tokens=ring, owner_tags=owner_tags)
 
     @classmethod
     def pure_swa(
@@ -248,9 +252,11 @@ class PoolConfig:
         sliding_window: int | None = None,
         *,
         chunked: bool = False,
+        owner_tags: bool = False,
     ) -> "PoolConfig":
         """One pool of `tokens` slots for a model in which every layer is SWA."""
-        return cls(tokens, tokens, page_size, sliding_window, chunked=chunked, pure_swa_pool=True)
+        sizes = (tokens, tokens, page_size, sliding_window)
+        return cls(*sizes, chunked=chunked, pure_swa_pool=True, owner_tags=owner_tags)
 
     @classmethod
     def unified(
@@ -261,6 +267,7 @@ class PoolConfig:
         *,
         sliding_window: int | None = None,
         kv_bytes_per_element: int | None = None,
+        owner_tags: bool = False,
     ) -> "PoolConfig":
         """Both pools out of one budget: what one does not need, the other may take.
 
@@ -274,6 +281,7 @@ class PoolConfig:
           sliding_window: W; by default the model's `past_window`.
           kv_bytes_per_element: of the KV as it is stored; by default as the `ModelConfig` says, and
             4 for a `DecoderConfig`, whose KV is float32 by default too.
+          owner_tags: as for `PoolConfig`.
 
         Raises:
           ValueError: a model with layers of one kind, or a budget that cannot hold one window in
@@ -298,6 +306,7 @@ class PoolConfig:
             window,
             chunked=getattr(model, "chunked", False),
             unified_layout=layout,
+            owner_tags=owner_tags,
         )
 
     @property

@@ -135,6 +135,7 @@ def free_swa(
     whose = as_owner(state, by, slots=slots)
     if owner is None:
         return _free_swa(state, slots, whose)
+    must_be_state(owner, "owner")
     if owner.config != state.config:
         raise ValueError(
             f"owner must be an earlier state of the same allocator, got {owner.config} for "

@@ -75,7 +75,7 @@ def look_at_last_page(
     lost = goes_on & ~held & ~absent
     foreign = None
     if by is not None and state.owner_tags is not None:
-        foreign = held & is_foreign(state.owner_tags.full, page, by)
+        foreign = held & is_foreign(state.owner_tags, page, holders, by)
         held = held & ~foreign
     straight = held & (offset_of(slot, size) == filled - 1)
     page = jnp.where(straight, page, outside)

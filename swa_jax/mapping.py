@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.inputs import Ints, as_int32, check_lengths
-from swa_jax.owners import as_owner, count_foreign, is_foreign, keep_own
+from swa_jax.owners import as_owner, count_foreign, is_foreign, is_foreign_side, keep_own
 from swa_jax.paging import first_places, look_up, not_alone, offset_of, page_of, put
 from swa_jax.plan_free import holders_here, name_pages, swa_side
 from swa_jax.pool import holders_of, nowhere
@@ -123,7 +123,8 @@ def pair_pages(
     both = (full_holders > 0) & (swa_holders > 0)
     lost, foreign, tags = ~both & ~unused, None, state.owner_tags
     if by is not None and tags is not None:
-        foreign = both & (is_foreign(tags.full, full, by) | is_foreign(tags.swa, swa, by))
+        foreign = is_foreign(tags, full, full_holders, by) | is_foreign_side(tags, swa, by)
+        foreign = both & foreign
         both = both & ~foreign
     shared = both & ((full_holders > 1) | (swa_holders > 1))
     both = both & ~shared

@@ -8,6 +8,10 @@ though the page is held and nothing else looks wrong.
 
 An id is any int32. Without `by` a call is by owner 0; ids below 0 are the library's own
 (`TREE_OWNER`). Forks of a request that share its pages (`share`) go by one id: they are one owner.
+
+What a prefix cache takes over is the tree's. Where others hold such a page too, they may give up
+their shares, and the last share is the tree's. Anybody may share a page of the tree, to read it and
+to copy it before he writes (`copy_on_write`).
 """
 
 from dataclasses import replace
@@ -19,11 +23,12 @@ from swa_jax.faults import add_faults, fault_counts
 from swa_jax.inputs import Ints, as_int32
 from swa_jax.paging import first_places, look_up, not_alone, page_of, put
 from swa_jax.plan_free import holders_here, name_pages, slots_to_pages
-from swa_jax.pool import is_held, nowhere
+from swa_jax.pool import holders_of, is_held, nowhere
 from swa_jax.state import PAD_PAGE, PAD_SLOT, UNMAPPED, AllocatorState, OwnerTags, must_be_state
 
 NO_ONE_NAMED = 0  # the owner of calls that name none
 TREE_OWNER = -1  # pages that a prefix cache has taken over
+ANYONE = -2  # pages of the tree that others hold too: whoever names one gives up a share
 
 
 def as_owner(state: AllocatorState, by: Ints | None, **column: jax.Array) -> jax.Array | None:
@@ -47,16 +52,23 @@ def as_owner(state: AllocatorState, by: Ints | None, **column: jax.Array) -> jax
                 "it with PoolConfig(..., owner_tags=True)"
             )
         return None
-    owner = as_int32("by", NO_ONE_NAMED if by is None else by, None)
+    return as_ids("by", NO_ONE_NAMED if by is None else by, **column)
+
+
+def as_ids(name: str, owner: Ints, **column: jax.Array) -> jax.Array:
+    """Owners as a call takes them, as for `as_owner`; `name` is what the call names them."""
+    if isinstance(owner, jax.Array) and not jnp.can_cast(owner.dtype, jnp.int32):
+        raise ValueError(f"{name} must be int32, or two owners may become one, got {owner.dtype}")
+    ids = as_int32(name, owner, None)
     if not column:
-        return as_int32("by", owner, 0)
-    ((name, places),) = column.items()
-    if owner.shape not in ((), places.shape[:1]):
+        return as_int32(name, ids, 0)
+    ((of, places),) = column.items()
+    if ids.shape not in ((), places.shape[:1]):
         raise ValueError(
-            f"by must be one owner or one for each place of {name} ({places.shape[0]}), got shape "
-            f"{owner.shape}"
+            f"{name} must be one owner or one for each place of {of} ({places.shape[0]}), got "
+            f"shape {ids.shape}"
         )
-    return jnp.broadcast_to(owner, places.shape[:1])
+    return jnp.broadcast_to(ids, places.shape[:1])
 
 
 def count_foreign(tags: OwnerTags | None, more: jax.Array | None) -> OwnerTags | None:
@@ -66,13 +78,37 @@ def count_foreign(tags: OwnerTags | None, more: jax.Array | None) -> OwnerTags |
     return replace(tags, foreign=add_faults(tags.foreign, more))
 
 
-def is_foreign(tags: jax.Array, pages: jax.Array, by: jax.Array) -> jax.Array:
-    """bool[T] pages with another tag. Ask only of pages that are held; past the end is nobody's."""
-    return look_up(tags, pages, NO_ONE_NAMED) != by
+def is_foreign(tags: OwnerTags, pages: jax.Array, holders: jax.Array, by: jax.Array) -> jax.Array:
+    """bool[T] full pages that are somebody else's.
+
+    Args:
+      tags: of the state.
+      pages: int32[T] full pages.
+      holders: int32[T] how many hold each; what nobody holds is not foreign.
+      by: int32[] or int32[T] owner.
+    """
+    owner = _owner(tags, pages, holders)
+    return (holders > 0) & (owner != by) & (owner != ANYONE)
+
+
+def _owner(tags: OwnerTags, pages: jax.Array, holders: jax.Array) -> jax.Array:
+    """int32[...] whose full pages are that so many hold."""
+    of_several = look_up(tags.full, pages, NO_ONE_NAMED)
+    return jnp.where(holders > 1, of_several, look_up(tags.heir, pages, NO_ONE_NAMED))
+
+
+def is_foreign_side(tags: OwnerTags, pages: jax.Array, by: jax.Array) -> jax.Array:
+    """bool[T] SWA pages, or rings, with another tag. To be asked of those that are held."""
+    return look_up(tags.swa, pages, NO_ONE_NAMED) != by
 
 
 def keep_own(
-    state: AllocatorState, slots: jax.Array, by: jax.Array | None, *, step: int = 1
+    state: AllocatorState,
+    slots: jax.Array,
+    by: jax.Array | None,
+    *,
+    step: int = 1,
+    shares: bool = False,
 ) -> tuple[AllocatorState, jax.Array]:
     """Takes out what `by` may not name, before a call looks at its slots.
 
@@ -81,6 +117,7 @@ def keep_own(
       slots: int32[T] full slots.
       by: int32[] or int32[T] owner, None without tags.
       step: static, only every so many-th place is looked at by the call.
+      shares: static, the call adds holders, which anybody may to a page of the tree.
 
     Returns:
       The state with foreign pages counted, once a page, and the slots with 0 in their places.
@@ -89,7 +126,9 @@ def keep_own(
     if by is None or tags is None:
         return state, slots
     pages = slots_to_pages(state, slots)[0]
-    foreign = is_held(state.full, pages) & is_foreign(tags.full, pages, by)
+    foreign = is_foreign(tags, pages, holders_of(state.full, pages), by)
+    if shares:
+        foreign = foreign & (look_up(tags.heir, pages, NO_ONE_NAMED) != TREE_OWNER)
     return _without(state, tags, slots, foreign, pages, step)
 
 
@@ -103,7 +142,7 @@ def keep_own_as_of(
     pages = slots_to_pages(state, slots)[0]
     swa_pages = look_up(owner.full_to_swa, pages, UNMAPPED)
     held = (swa_pages != UNMAPPED) & is_held(state.swa, swa_pages)
-    return _without(state, tags, slots, held & is_foreign(tags.swa, swa_pages, by), pages, 1)
+    return _without(state, tags, slots, held & is_foreign_side(tags, swa_pages, by), pages, 1)
 
 
 def _without(
@@ -123,7 +162,10 @@ def _without(
 
 
 def tag_pages(
-    state: AllocatorState, pages: jax.Array, owner: jax.Array | int | None
+    state: AllocatorState,
+    pages: jax.Array,
+    owner: jax.Array | int | None,
+    heir: jax.Array | int | None = None,
 ) -> AllocatorState:
     """Writes whose int32[K] full pages are, and so their SWA sides; one past the end: none.
 
@@ -131,14 +173,44 @@ def tag_pages(
       state: after the pages were granted.
       pages: full pages; PAD_PAGE is nobody's.
       owner: int32[K] or int32[], None without tags.
+      heir: likewise, whose they are while one alone holds them; `owner` by default.
     """
     tags = state.owner_tags
     if owner is None or tags is None:
         return state
-    owner = jnp.broadcast_to(jnp.asarray(owner, jnp.int32), pages.shape)
+    ids = [jnp.asarray(who, jnp.int32) for who in (owner, owner if heir is None else heir)]
     named = jnp.where(pages == PAD_PAGE, jnp.int32(nowhere(state.full)), pages)
-    tagged = replace(state, owner_tags=replace(tags, full=put(tags.full, named, owner)))
-    return tag_sides(tagged, named)
+    tables = zip((tags.full, tags.heir), ids, strict=True)
+    full, heirs = (put(table, named, jnp.broadcast_to(who, pages.shape)) for table, who in tables)
+    return tag_sides(replace(state, owner_tags=replace(tags, full=full, heir=heirs)), named)
+
+
+def leave_to_tree(state: AllocatorState, pages: jax.Array) -> AllocatorState:
+    """Makes the tree the heir of int32[K] full pages that others hold too; PAD_PAGE: none."""
+    tags = state.owner_tags
+    if tags is None:
+        return state
+    named = jnp.where(pages == PAD_PAGE, jnp.int32(nowhere(state.full)), pages)
+    heirs = put(tags.heir, named, jnp.int32(TREE_OWNER))
+    return replace(state, owner_tags=replace(tags, heir=heirs))
+
+
+def open_to_all(state: AllocatorState, pages: jax.Array, by: jax.Array | None) -> AllocatorState:
+    """Int32[K] pages that `by` has shared: those of the tree may be given up by whoever holds them.
+
+    Args:
+      state: with the new holders.
+      pages: full pages; one past the end names none.
+      by: int32[K] who shares, None without tags.
+    """
+    tags = state.owner_tags
+    if tags is None or by is None:
+        return state
+    trees = look_up(tags.heir, pages, NO_ONE_NAMED) == TREE_OWNER
+    opens = trees & (look_up(tags.full, pages, NO_ONE_NAMED) != by)
+    named = jnp.where(opens, pages, jnp.int32(nowhere(state.full)))
+    opened = replace(tags, full=put(tags.full, named, jnp.int32(ANYONE)))
+    return tag_sides(replace(state, owner_tags=opened), named)
 
 
 def tag_sides(state: AllocatorState, pages: jax.Array) -> AllocatorState:
@@ -156,7 +228,8 @@ def whoever(state: AllocatorState, slots: jax.Array) -> jax.Array | None:
     """`by` of a call that cleans up after all: int32[T] the owners that the slots have."""
     if state.owner_tags is None:
         return None
-    return look_up(state.owner_tags.full, slots_to_pages(state, slots)[0], NO_ONE_NAMED)
+    pages = slots_to_pages(state, slots)[0]
+    return _owner(state.owner_tags, pages, holders_of(state.full, pages))
 
 
 def the_tree(state: AllocatorState) -> int | None:
@@ -204,7 +277,8 @@ def hand_over(
       by: int32[] or int32[T] the owner so far, 0 by default.
 
     Returns:
-      The allocator after the call: held are the same pages.
+      The allocator after the call: held are the same pages. Of a page that the tree holds too, the
+      other shares are the new owner's. Request rings stay whose they are.
 
     Refused, counted, and nothing else changed:
       foreign: a page of somebody else, once a page.
@@ -219,8 +293,9 @@ def hand_over(
     must_be_state(state)
     _needs_tags(state, "hand_over")
     places = as_int32("slots", slots, 1)
-    owners = as_owner(state, to, slots=places), as_owner(state, by, slots=places)
-    return _hand_over(state, places, *owners)
+    new, old = as_ids("to", to, slots=places), as_owner(state, by, slots=places)
+    assert old is not None
+    return _hand_over(state, places, new, old)
 
 
 @jax.jit
@@ -229,11 +304,14 @@ def _hand_over(
 ) -> AllocatorState:
     state, slots = keep_own(state, slots, by)
     named = name_pages(state, not_alone(slots))
-    held = holders_here(state, named) > 0
+    holders, tags = holders_here(state, named), _needs_tags(state, "hand_over")
+    held = holders > 0
     faults = fault_counts(double_free=named.first & ~held, out_of_range=named.out_of_range)
     pages = jnp.where(held, named.pages, jnp.int32(nowhere(state.full)))
     counted = replace(state, faults=add_faults(state.faults, faults), scratch=named.scratch)
-    return tag_pages(counted, pages, not_alone(to))
+    to, heir = not_alone(to), look_up(tags.heir, pages, NO_ONE_NAMED)
+    left = (holders > 1) & (heir == TREE_OWNER)  # the last share stays the tree's
+    return tag_pages(counted, pages, to, jnp.where(left, heir, to))
 
 
 def _needs_tags(state: AllocatorState, call: str) -> OwnerTags:

@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 from swa_jax.config import PoolConfig
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.inputs import Ints, as_active, as_int32, check_rows
-from swa_jax.owners import as_owner, count_foreign, is_foreign
+from swa_jax.owners import as_owner, count_foreign, is_foreign_side
 from swa_jax.paging import first_places, put
 from swa_jax.pool import give_back, is_held, nowhere, peek, take
 from swa_jax.rank import rank
@@ -158,7 +158,7 @@ def _keep_own(
     tags = state.owner_tags
     if by is None or tags is None:
         return state, rings, jnp.ones((), bool)
-    foreign = _look_at(state, rings)[1] & is_foreign(tags.swa, rings, by)
+    foreign = _look_at(state, rings)[1] & is_foreign_side(tags, rings, by)
     tags = count_foreign(tags, jnp.sum(foreign, dtype=jnp.int32))
     return (
         replace(state, owner_tags=tags),

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from swa_jax.faults import add_faults, fault_counts
 from swa_jax.grant import commit_grant, judge, make_plan
 from swa_jax.inputs import Ints, as_active, as_bool, as_int32, as_rows, check_lengths
-from swa_jax.owners import as_owner, is_foreign, keep_own, tag_pages
+from swa_jax.owners import as_owner, is_foreign, keep_own, open_to_all, tag_pages
 from swa_jax.paging import look_up, not_alone, offset_of
 from swa_jax.plan_free import NamedPages, holders_here, name_pages, swa_side
 from swa_jax.pool import count_holders, holders_of, nowhere, peek
@@ -66,7 +66,8 @@ def share(
       double_free: a page that is not held, once a page.
       out_of_range: a slot below 0 or past the pool, once a place.
       bad_length: a page with 2^31 - 1 holders, once a page.
-      foreign: a page of another owner, once a page.
+      foreign: a page of another owner, once a page. A page of a prefix cache's tree is anybody's to
+        share.
 
     Law 3; reference counts as in vLLM's block pool (`ref_cnt`) and Levanter's page table.
     """
@@ -84,7 +85,8 @@ def share(
 def _share(
     state: AllocatorState, slots: jax.Array, live: jax.Array | None, by: jax.Array | None
 ) -> AllocatorState:
-    state, slots = keep_own(state, slots, by)
+    state, slots = keep_own(state, slots, by, shares=True)
+    by = None if by is None else not_alone(by)
     live = None if live is None else not_alone(live)
     named = name_pages(state, not_alone(slots))
     holders = holders_here(state, named)
@@ -101,13 +103,14 @@ def _share(
         out_of_range=named.out_of_range,
         bad_length=holders == most,
     )
-    return replace(
+    shared = replace(
         state,
         full=count_holders(state.full, full, jnp.minimum(holders, most - 1) + 1),
         swa=count_holders(state.swa, swa, jnp.minimum(swa_holders, most - 1) + 1),
         faults=add_faults(state.faults, faults),
         scratch=named.scratch,
     )
+    return open_to_all(shared, full, by)
 
 
 @functools.partial(
@@ -208,7 +211,7 @@ def _look(
         absent = part & (slots >= 0) & (slots < jnp.int32(size))
     lost = part & ~held & ~absent
     if by is not None and tags is not None:
-        foreign = held & is_foreign(tags.full, named.pages, by)
+        foreign = held & is_foreign(tags, named.pages, holders_of(state.full, named.pages), by)
         held = held & ~foreign
     odd = held & (offset_of(jnp.maximum(slots, 0), size) != filled - 1)
     faults = fault_counts(bad_length=bad, out_of_range=lost, misaligned=odd)

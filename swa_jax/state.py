@@ -49,14 +49,17 @@ class PagePool:
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["full", "swa", "foreign"], meta_fields=[]
+    jax.tree_util.register_dataclass,
+    data_fields=["full", "swa", "heir", "foreign"],
+    meta_fields=[],
 )
 @dataclass(frozen=True)
 class OwnerTags:
     """Whose each page is, by the rules of `swa_jax.owners`. Of a released page: whose it was."""
 
-    full: jax.Array  # int32[F+1] owner by page id
+    full: jax.Array  # int32[F+1] owner by page id, while several hold it
     swa: jax.Array  # int32[S+1] owner by page id, or by ring
+    heir: jax.Array  # int32[F+1] owner of a full page that one alone holds
     foreign: jax.Array  # int32[] what was refused since it is somebody else's
 
 
@@ -123,7 +126,7 @@ def init(config: PoolConfig) -> AllocatorState:
     Returns:
       `AllocatorState`, 16 bytes for a full page and 8 for an SWA page (`state_bytes`), and one for
       each block of a unified budget, which starts with about as many pages of either kind; with
-      owner tags 4 more for each page.
+      owner tags 8 more for a full page and 4 for an SWA page.
     """
     return _init(config)
 
@@ -154,7 +157,7 @@ def _init(config: PoolConfig) -> AllocatorState:
 
 
 def _no_owners(full: PagePool, swa: PagePool) -> OwnerTags:
-    sizes = (full.holders.shape, swa.holders.shape, ())
+    sizes = (full.holders.shape, swa.holders.shape, full.holders.shape, ())
     return OwnerTags(*(jnp.zeros(shape, jnp.int32) for shape in sizes))
 
 
@@ -171,7 +174,7 @@ def clear(state: AllocatorState) -> AllocatorState:
     return _init(state.config)
 
 
-def must_be_state(state: object) -> None:
+def must_be_state(state: object, name: str = "the first argument") -> None:
     """Refuses anything else where a state belongs: JAX's own words for it help nobody.
 
     Raises:
@@ -179,7 +182,7 @@ def must_be_state(state: object) -> None:
     """
     if not isinstance(state, AllocatorState):
         raise ValueError(
-            f"the first argument must be an AllocatorState, as swa_jax.init gives it, got "
+            f"{name} must be an AllocatorState, as swa_jax.init gives it, got "
             f"{type(state).__name__}"
         )
 

@@ -103,7 +103,10 @@ def free_out_of_window(
       bad_length: `evicted_lens` below 0, or, where something is left to free, a frontier past the
         width of the table, once a row.
       misaligned: `evicted_lens` inside a page, once a row.
-      double_free, out_of_range, foreign: of the table's slots, as for `free_swa`.
+
+    Refused and counted, of the table's slots as for `free_swa`, and passed over for good: the row's
+    frontier goes on.
+      double_free, out_of_range; foreign: a page of another owner, with or without an SWA side.
 
     Rule R8; public reports B18, B24, B25, B29, B30, B34, B35, B52.
     """

@@ -45,6 +45,13 @@ LONG_CASES = {
     "test_data_parallel.py::test_ranks_over_eight_devices[1]",
     "test_prefix_cache.py::test_when_everything_collides_every_answer_is_the_same[config1-options1]",
     "test_prefix_machine.py::test_requests_agree_with_the_oracle[all_collide_fifo]",
+    "test_prefix_machine.py::test_requests_agree_with_the_oracle[bigram_pages]",
+    "test_replay_cache.py::test_reuse_saves_prefill_and_changes_nothing_else",
+    # In the soak requests are cancelled, and wait for a place, by the thousand.
+    "test_serving_loop.py::test_a_full_queue_says_so_and_release_makes_room",
+    "test_serving_loop.py::test_a_request_draws_the_same_in_any_company",
+    "test_serving_loop.py::test_cancelled_requests_give_their_pages_back_and_harm_nobody",
+    "test_serving_scenarios.py::test_pages_cached_by_pairs_serve_at_their_minimum",
     "test_prefix_machine.py::test_requests_agree_with_the_oracle[wide_window_priority]",
     "test_seeds.py::test_mixed_requests_soak",
     "test_serving_hosted.py::test_mistakes_show[nothing]",

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.determinism import record
-from tests.determinism.command import HOST_LOOP, judge, run
+from tests.determinism.command import HOST_LOOP, judge, main, run
 from tests.determinism.digest import digest
 from tests.determinism.numbers import below, words
 from tests.determinism.program import RANKS, Driven, Program
@@ -155,9 +155,72 @@ def test_numbers_that_differ_are_not_blamed_on_the_program():
     assert "its inputs differ" in said
 
 
-def test_what_floats_choose_is_told_and_not_held_against_it():
-    loose = dataclasses.replace(_counting(), name="serving, sampled", exact=False)
+# Digests of a program that nobody ran: the inputs, then three looks.
+MADE_UP = [[f"{rank}{at}" * 32 for at in range(4)] for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize(
+    ("way", "trails"),
+    [
+        ("scan", MADE_UP),
+        ("steps", MADE_UP[:1]),
+        ("steps, donated", MADE_UP[:1]),
+        ("eager", [MADE_UP[0][:2]]),
+    ],
+)
+def test_a_way_gives_as_many_digests_as_are_recorded(way, trails):
+    right = record.recorded(MADE_UP)
+    assert record.difference(_counting(), way, trails, right) is None
+    said = record.difference(_counting(), way, [*trails[:-1], trails[-1][:-1]], right)
+    assert said is not None
+    assert f"digests: {len(trails[-1]) - 1}, recorded {len(trails[-1])}" in said
+    said = record.difference(_counting(), way, trails[:-1], right)
+    assert said is not None
+    assert f"seeds: {len(trails) - 1}, recorded {len(trails)}" in said
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (MADE_UP[:1], "seeds in the record: 1 of 8"),
+        ([*MADE_UP[:-1], MADE_UP[-1][:2]], "digests in the record: 2 to 4 a seed"),
+        ([trail[:2] for trail in MADE_UP], "digests: 4, recorded 2"),
+        ([[*trail, trail[0]] for trail in MADE_UP], "digests: 4, recorded 5"),
+    ],
+)
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize(("way", "ranks"), [("scan", RANKS), ("steps", 1)])
+def test_a_record_of_another_size_is_a_difference(way, ranks, exact, kept, said, monkeypatch):
+    monkeypatch.setattr(record, "read", lambda: {"counting": record.recorded(kept)})
+    program, trails = dataclasses.replace(_counting(), exact=exact), MADE_UP[:ranks]
+    verdict = judge(program, way, trails, trails)
+    assert not verdict["ok"]
+    assert said in str(verdict["said"])
+
+
+def test_a_host_loop_that_ends_sooner_is_a_difference():
+    program = Driven("a loop", lambda devices: iter(()), "a turn")
+    right = record.recorded(MADE_UP[:1])
+    assert record.difference(program, HOST_LOOP, MADE_UP[:1], right) is None
+    said = record.difference(program, HOST_LOOP, [MADE_UP[0][:3]], right)
+    assert said == "a loop (host loop), seed 0: digests: 3, recorded 4"
+
+
+@pytest.mark.parametrize("more", [[], ["--settings"]])
+def test_unknown_programs_are_refused(more, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["--only", "allocator, page 1", "nonsense", *more])
+    assert left.value.code == 2
+    assert "no program is called 'nonsense'; there are allocator, page 1; " in (
+        capsys.readouterr().err
+    )
+
+
+def test_what_floats_choose_is_told_and_not_held_against_it(monkeypatch):
+    loose = dataclasses.replace(_counting(), exact=False)
     trails = scanned(loose, donate=False)
+    other = [[*trail[:-1], "1" * 64] for trail in trails]
+    monkeypatch.setattr(record, "read", lambda: {loose.name: record.recorded(other)})
     verdict = judge(loose, "scan", trails, trails)
     assert verdict["ok"]
     assert "not promised" in str(verdict["said"])

@@ -2,7 +2,9 @@
 
 import dataclasses
 import itertools
-from typing import Any
+import pickle
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,9 @@ import numpy as np
 import pytest
 
 import swa_jax as swa
+from swa_jax.disagg.bundles import BundleSize, HostAsk
 from swa_jax.disagg.commit import has_arrived
+from swa_jax.disagg.decode_peer import DecodePeer
 from swa_jax.disagg.inbox import (
     Ticket,
     check_sides,
@@ -23,6 +27,9 @@ from swa_jax.disagg.inbox import (
     standing,
     tick,
 )
+from swa_jax.disagg.jobs import LOST, Job, check_new, places_in_parts
+from swa_jax.disagg.links import DeviceLink, LinkError, local_channels
+from swa_jax.disagg.prefill_peer import PrefillPeer
 from swa_jax.disagg.receive import _Part
 
 MOST = 2**31 - 1
@@ -143,3 +150,171 @@ def test_sides_that_do_not_belong_together_are_named():
             check_sides(one, other, None)
     with pytest.raises(ValueError, match="must have one configuration"):
         check_sides(inbox, swa.init(POOLS["pure SWA"]), None)
+
+
+# ---- what one side hears from the other
+
+
+class Books:
+    """A decode worker that only counts reservations."""
+
+    def __init__(self):
+        self.size, self.bundle_shape, self.running, self.stands = BundleSize(), None, 0, False
+        self.serial, self.held = 0, set()
+
+    def reserve(self, jobs):
+        serials = range(self.serial + 1, self.serial + 1 + len(jobs))
+        self.serial += len(jobs)
+        self.held.update(serials)
+        return [HostAsk(0, serial, 0, 0, 4) for serial in serials], [False] * len(jobs)
+
+    def give_up(self, asks):
+        for ask in asks:
+            self.held.remove(ask.serial)
+
+    def cancel(self, names):
+        assert not names  # nobody runs
+
+    def turn(self, steps):
+        return []
+
+
+class Sheets:
+    """A prefill worker that only notes what it is told."""
+
+    def __init__(self):
+        self.size, self.open, self.told = BundleSize(), {}, []
+
+    def submit(self, jobs):
+        check_new(jobs, self.open)
+        self.open |= {job.name: job for job in jobs}
+
+    def end(self, names):
+        self.told.append(("end", names))
+
+    def cancel(self, names):
+        self.told.append(("cancel", names))
+
+    def cancel_all(self):
+        self.open.clear()
+
+    def is_ready(self, name):
+        return name in self.open
+
+    def pack(self, pieces):
+        return [name for name, *_ in pieces]
+
+    def turn(self, steps):
+        return [], []
+
+
+JOB = Job(7, (1, 2, 3, 4, 5), 2)
+
+
+def decode_side():
+    """A peer with one job, its books, the other end of its channel, and the job's life."""
+    (here, there), books = local_channels(), Books()
+    peer = DecodePeer(cast("Any", books), here, DeviceLink(None))
+    peer.submit([JOB])
+    return peer, books, there, there.recv()[1][0].name
+
+
+def prefill_side():
+    """A peer with one job, 7, its sheets, and the other end of its channel."""
+    (here, there), sheets = local_channels(), Sheets()
+    link = SimpleNamespace(send=lambda bundle: bundle)
+    peer = PrefillPeer(cast("Any", sheets), here, cast("Any", link))
+    there.send(("submit", [JOB]))
+    peer.turn()
+    return peer, sheets, there
+
+
+def test_a_life_that_is_named_twice_is_ready_once():
+    peer, books, there, life = decode_side()
+    there.send(("ready", [life, life]))
+    peer.turn()
+    assert there.recv() == ("ask", [(life, HostAsk(0, 1, 0, 0, 4))])
+    peer.cancel([7, 7])
+    assert [outcome.name for outcome in peer.turn()] == [7]
+    assert not books.held
+
+
+def test_a_prefill_side_takes_a_name_of_a_message_once():
+    peer, sheets, there = prefill_side()
+    ask = HostAsk(0, 1, 0, 0, 4)
+    there.send(("ask", [(7, ask), (7, ask)]))
+    there.send(("arrived", [7, 8, 7]))
+    there.send(("cancel", [9, 9]))
+    peer.turn()
+    assert sheets.told == [("end", [7, 8]), ("cancel", [9])]
+    assert there.recv() == ("bundle", [7], [7])
+    assert not there.poll()
+    at = [part.tolist() for part in places_in_parts({7: 3, 8: 4}, [7, 8, 7, 9], 3)]
+    assert at == [[3, 4, -1]]
+
+
+def nonsense(kind, names):
+    """Messages that mean nothing, with a name beside a wrong one where there are names."""
+    parts = [
+        () if kind != "bye" else (1,),
+        (None,),
+        (7,),
+        ("ab",),
+        ([*names, None],),
+        ([*names, [7]],),
+        (names, names, 1),
+    ]
+    return [7, None, (), "ready", ("no such kind",), ({},), *((kind, *rest) for rest in parts)]
+
+
+@pytest.mark.parametrize("kind", ["ready", "gone", "ended", "bundle"])
+def test_a_prefill_side_that_says_what_means_nothing_is_lost(kind):
+    more = [("ended", [(7,)]), ("ended", [(7, 7)]), ("bundle", 3, [7]), ("bundle", [], [7])]
+    for message in [*nonsense(kind, [7]), *more]:
+        peer, books, there, life = decode_side()
+        there.send(("ready", [life]))
+        peer.turn()
+        there.send(message)
+        there.send(("gone", [life]))
+        assert [(o.name, o.reason) for o in peer.turn()] == [(7, LOST)], message
+        assert (peer.open, peer.open_jobs, len(books.held)) == (False, 0, 0), message
+        assert peer.wrong, message
+        assert peer.turn() == []
+
+
+@pytest.mark.parametrize("kind", ["submit", "ask", "arrived", "cancel", "bye"])
+def test_a_decode_side_that_says_what_means_nothing_is_lost(kind):
+    ask, new = (0, 1, 0, 0, 4), Job(8, (1,))
+    more = [("ask", [(7, ask[1:])]), ("ask", [(7, ask), (8, (0, 1, 0, 0, 2**40))])]
+    more += [("submit", [new, JOB]), ("submit", [new, new]), ("ask", [(7, ask), 8])]
+    for message in [*nonsense(kind, [7]), *more]:
+        peer, sheets, there = prefill_side()
+        there.send(message)
+        there.send(("cancel", [7]))
+        peer.turn()
+        assert (peer.open, sheets.open, sheets.told) == (False, {}, []), message
+        assert peer.wrong, message
+        with pytest.raises(EOFError):  # it is told, and has got nothing else
+            there.recv()
+
+
+@pytest.mark.parametrize("error", [AttributeError, ImportError, pickle.UnpicklingError])
+def test_bytes_that_are_no_message_are_nonsense_too(error, monkeypatch):
+    def unreadable():
+        there._outgoing.clear()
+        raise error("no such class")
+
+    peer, _, there, _ = decode_side()
+    there.send(b"")
+    monkeypatch.setattr(peer._channel, "recv", unreadable)
+    assert [outcome.reason for outcome in peer.turn()] == [LOST]
+    assert peer.wrong == "the other side sent what cannot be read: no such class"
+
+
+def test_a_bundle_is_fetched_once():
+    link = DeviceLink(jax.devices()[0])
+    number = link.send(cast("Any", jnp.zeros(1)))
+    link.fetch(number, cast("Any", None))
+    for offered in (number, number + 1, [], None):
+        with pytest.raises(LinkError, match="was offered, or it was fetched already"):
+            link.fetch(cast("Any", offered), cast("Any", None))

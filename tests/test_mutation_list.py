@@ -1,16 +1,18 @@
 """The mutation suite itself: `python -m tests.mutation` runs it, here it is kept in order."""
 
 import ast
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.mutation.command import all_mutants, choose, score, sooner
+from tests.mutation.command import all_mutants, all_noticed, choose, main, score, sooner
 from tests.mutation.explained import EXPLAINED
 from tests.mutation.generate import mutants_in, mutants_of
-from tests.mutation.judge import KILLED, SURVIVED, Outcome
+from tests.mutation.judge import KILLED, SURVIVED, TIMED_OUT, UNFINISHED, Judge, Outcome
 from tests.mutation.known import KNOWN
 from tests.mutation.patch import ROOT, Mutant, source_of
 from tests.mutation.which_tests import TESTS
@@ -99,6 +101,52 @@ def test_the_score_counts_by_module():
     name = next(mutant.name for mutant in MUTANTS if mutant.file == "pool.py")
     text = score({name: Outcome(KILLED, "", 1.0), "rank:x: a => b": Outcome(SURVIVED, "", 1.0)})
     assert [line.split()[0] for line in text.splitlines()] == ["module", "pool", "rank", "all"]
+
+
+def test_a_mutant_that_is_cut_off_is_neither_noticed_nor_survived(monkeypatch):
+    monkeypatch.setattr(shutil, "copytree", lambda *_, **__: None)
+    monkeypatch.setattr(os, "fork", lambda: 2**30)  # no process has this number
+    monkeypatch.setattr(os, "waitpid", lambda *_: (0, 0))
+    monkeypatch.setattr(os, "killpg", lambda *_: None)
+    with Judge() as judge:
+        judge.begin(None, (), 60, total=-1)
+        outcome = judge.poll()
+    assert outcome is not None
+    assert outcome.fate == UNFINISHED
+    name = next(iter(EXPLAINED))
+    head, *rows = score({name: outcome, "pool:f: x": Outcome(KILLED, "", 1.0)}).splitlines()
+    assert head.endswith("survived  not finished        broken")
+    assert rows[-1].split()[1:] == ["1", "0", "0", "0", "1", "0"]
+
+
+def test_all_are_noticed_only_if_each_one_is():
+    explained, reasonless = next(iter(EXPLAINED)), "pool:f: x"
+    right = {reasonless: KILLED, "pool:f: y": TIMED_OUT, explained: SURVIVED}
+    assert all_noticed({name: Outcome(fate, "", 1.0) for name, fate in right.items()})
+    assert not all_noticed({reasonless: Outcome(SURVIVED, "", 1.0)})
+    assert not all_noticed({reasonless: Outcome(UNFINISHED, "", 1.0)})
+    assert not all_noticed({explained: Outcome(UNFINISHED, "", 1.0)})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--one-in", "0"], "--one-in: must be 1 or more, got 0"),
+        (["--jobs", "0"], "--jobs: must be 1 or more, got 0"),
+        (["--first", "-1"], "--first: must be 1 or more, got -1"),
+        (["--limit", "nan"], "--limit: must be above 0, got nan"),
+        (["--total", "0"], "--total: must be above 0, got 0"),
+        (["--only", "("], "--only: '(' is no regular expression: "),
+        (["--again", "survives"], "--again: invalid choice: 'survives'"),
+        (["--only", "^nothing$"], "no mutant matches --only '^nothing$' with --one-in 1"),
+    ],
+)
+def test_what_would_run_no_mutant_is_refused(given, said, monkeypatch, capsys):
+    monkeypatch.setattr("tests.mutation.command.all_mutants", lambda: MUTANTS)
+    with pytest.raises(SystemExit) as left:
+        main(given)
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_sample_is_run_and_killed():

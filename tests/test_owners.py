@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import swa_jax as swa
-from swa_jax import owners, prefix_cache
+from swa_jax import debug, owners, prefix_cache
 
 PLAIN = swa.PoolConfig(48, 32, 4, 8)
 TAGGED = dataclasses.replace(PLAIN, owner_tags=True)
@@ -325,12 +325,13 @@ def test_owners_are_data_under_scan_and_vmap():
 def test_owners_are_refused_where_there_are_no_tags():
     state = swa.init(PLAIN)
     assert state.owner_tags is None
-    assert len(jax.tree.leaves(swa.init(TAGGED))) == len(jax.tree.leaves(state)) + 3
+    assert len(jax.tree.leaves(swa.init(TAGGED))) == len(jax.tree.leaves(state)) + 4
     for call in (
         lambda: swa.free(state, [4], by=1),
         lambda: swa.alloc(state, 4, capacity=4, by=0),
         lambda: swa.hand_over(state, [4], 1),
         lambda: swa.owner_of(state, [4]),
+        lambda: prefix_cache.insert(prefix_cache.init(PLAIN), state, [1], 1, [4], by=1),
     ):
         with pytest.raises(ValueError, match="owner_tags=True"):
             call()
@@ -342,6 +343,14 @@ def test_owners_have_the_length_of_their_column():
         swa.free(state, [4, 5], by=[1, 2, 3])
     with pytest.raises(ValueError, match="by must be a scalar"):
         swa.alloc(state, 4, capacity=4, by=[1])
+    with pytest.raises(ValueError, match=r"^to must be one owner or one for each place of slots"):
+        swa.hand_over(state, [4, 5], [1, 2, 3])
+    with pytest.raises(ValueError, match="to must hold integers"):
+        swa.hand_over(state, [4, 5], None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="owner must be an AllocatorState"):
+        swa.free_swa(state, [4], 3)  # type: ignore[arg-type]
+    with jax.enable_x64(), pytest.raises(ValueError, match="two owners may become one"):
+        swa.free(state, [4], by=jnp.array(2**40, jnp.int64))
     with pytest.raises(ValueError, match="owner_tags must be True or False, got 1"):
         swa.PoolConfig(48, 32, owner_tags=1)  # type: ignore[arg-type]
 
@@ -404,6 +413,68 @@ def test_a_request_gives_the_tree_its_own_pages_alone():
     cache, state, gone = prefix_cache.evict(cache, state, full_tokens=48, swa_tokens=48)
     assert int(gone.full_tokens) == 16
     swa.check(state)
+
+
+def test_the_last_share_of_a_page_is_the_trees():
+    """A fork gives up its share; a second free of it would take the tree's."""
+    state, cache = swa.init(TAGGED), prefix_cache.init(TAGGED)
+    state, grant = swa.alloc(state, 8, capacity=12, by=7)
+    state = swa.share(state, grant.slots, by=7)
+    cache, state, done = prefix_cache.insert(cache, state, jnp.arange(12), 8, grant.slots, by=7)
+    assert int(done.length) == 8
+    assert swa.owner_of(state, grant.slots[:8]).tolist() == [7] * 8
+    state = swa.hand_over(state, grant.slots, 5, by=7)
+    state = swa.free(state, grant.slots, by=5)
+    assert swa.faults(state) == NO_FAULTS
+    assert swa.owner_of(state, grant.slots[:8]).tolist() == [swa.TREE_OWNER] * 8
+    state = swa.free(state, grant.slots, by=5)
+    assert swa.faults(state) == NO_FAULTS | {"foreign": 2}
+    prefix_cache.check(cache, state)
+    swa.check(state)
+
+
+def test_anybody_reads_a_page_of_the_tree_and_copies_it_before_he_writes():
+    cache, state, slots = cached()
+    for by in (5, 6):
+        state = swa.share(state, slots[4:8], by=by)
+    state, copies = swa.copy_on_write(state, [7], slots[6:7], by=[5])
+    assert copies.ok
+    assert swa.owner_of(state, copies.last_loc).tolist() == [5]
+    state = swa.free(state, slots[4:8], by=6)
+    assert swa.faults(state) == NO_FAULTS
+    state = swa.free(state, slots[4:8], by=6)
+    state, grant = swa.alloc_decode(state, [8], slots[6:7], by=[6])
+    assert not grant.ok
+    assert swa.faults(state) == NO_FAULTS | {"foreign": 2}
+    prefix_cache.check(cache, state)
+    swa.check(state)
+
+
+def test_each_row_of_a_batch_gives_its_own():
+    state, of_7, of_8 = two_owners()
+    cache = prefix_cache.init(TAGGED)
+    tokens = jnp.stack([jnp.arange(8), jnp.arange(20, 28)])
+    slots = jnp.stack([of_7, of_8])
+    cache, state, done = prefix_cache.insert_batch(cache, state, tokens, [8, 4], slots, by=[7, 8])
+    assert done.length.tolist() == [8, 4]
+    assert swa.faults(state) == NO_FAULTS
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        swa.PoolConfig.pure_swa(32, 4, owner_tags=True),
+        swa.PoolConfig.request_ring(32, 2, page_size=4, sliding_window=4, owner_tags=True),
+    ],
+)
+def test_each_kind_of_pool_can_have_tags(config):
+    assert swa.init(config).owner_tags is not None
+    assert eval(repr(config), {"PoolConfig": swa.PoolConfig}) == config
+
+
+def test_a_difference_in_owners_is_a_difference():
+    state, of_7, _ = two_owners()
+    assert "owner tags" in str(debug.diff(state, swa.hand_over(state, of_7, 9, by=7)))
 
 
 def test_a_call_is_by_owner_0_by_default():

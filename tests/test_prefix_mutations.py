@@ -144,7 +144,7 @@ def test_an_entry_that_is_not_given_back_is_seen(damage):
 def _give_up(*, sees_stale: bool, clears_the_copy: bool):
     """`_give_up_copies`, with one step left out."""
 
-    def give_up_copies(state, chain, own):
+    def give_up_copies(state, chain, own, by):
         size, outside = jnp.int32(state.config.page_size), state.full.free.shape[0]
         place = jnp.arange(chain.nodes.shape[0], dtype=jnp.int32)
         copy = own.usable & (place < chain.count)
@@ -180,7 +180,7 @@ def test_a_recovery_whose_page_is_freed_with_the_copy_is_seen(damage):
 
 
 def test_a_copy_that_is_not_freed_is_seen(damage):
-    def keeps(state, chain, own):
+    def keeps(state, chain, own, by):
         return dataclasses.replace(state, scratch=own.scratch)
 
     damage("insert", "_give_up_copies", keeps)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.soaking.command import SHARES, SHORT, choose, main
 from tests.soaking.memory import Held, is_constant
-from tests.soaking.part import Result, missing
+from tests.soaking.part import Result, all_wrong, missing, soak
 from tests.soaking.planted import DOUBLE_FREE, LEAK, STALE_MAPPING, Plant
 from tests.soaking.rows_part import RowsPart
 from tests.soaking.serving_part import ServingPart
@@ -36,7 +36,7 @@ def soaked(parts, requests, tmp_path, capsys):
 
 
 def test_every_kind_of_load_is_served_and_nothing_is_left(tmp_path, capsys):
-    assert len(soaked(SHORT[:-1], 14_000, tmp_path, capsys)) == 3
+    assert len(soaked(SHORT[:-1], 24_000, tmp_path, capsys)) == 3
 
 
 @pytest.mark.long
@@ -89,6 +89,54 @@ def test_a_soak_in_which_something_never_happened_is_wrong():
     assert missing([result], {"a group": {"retracted", "drafted"}}) == [
         "a group: drafted never happened"
     ]
+
+
+def test_a_broken_law_comes_first_and_hides_what_never_happened():
+    whole = Result("one", "a group", wrong=["memory grew"])
+    broken = Result("two", "a group", wrong=["two: broken after step 3", "4 faults"], broken=True)
+    needs = {"a group": {"retracted"}}
+    never = "a group: retracted never happened"
+    assert all_wrong([whole], needs) == ["one: memory grew", never]
+    assert all_wrong([whole, broken], needs) == [
+        "two: two: broken after step 3",
+        "one: memory grew",
+        "two: 4 faults",
+    ]
+
+
+def test_a_part_that_a_law_ended_says_so():
+    class Breaks:
+        name, group, needs = "a part", "a group", ("retracted",)
+
+        def run(self, goal, quota, block):
+            raise BrokenLawError(self.name, "a law", 7)
+
+        def close(self):
+            raise NotImplementedError
+
+    result = soak(Breaks, 10, float("inf"), print, block_size=5)
+    assert result.broken
+    assert result.wrong == ["a part: broken after step 7: a law"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--requests", "0"], "--requests: must be 1 or more, got 0"),
+        (["--requests", "-5"], "--requests: must be 1 or more, got -5"),
+        (["--minutes", "-1"], "--minutes: must be a finite number above 0, got -1"),
+        (["--minutes", "nan"], "--minutes: must be a finite number above 0, got nan"),
+        (["--minutes", "inf"], "--minutes: must be a finite number above 0, got inf"),
+        (["--minutes", "soon"], "--minutes: invalid"),
+        (["--seed", "-1"], f"--seed: must be from 0 to {2**32 - 1}, got -1"),
+        (["--seed", str(2**32)], f"--seed: must be from 0 to {2**32 - 1}, got {2**32}"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(given, said, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(given)
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_growing_memory_is_seen():

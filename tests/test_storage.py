@@ -363,6 +363,82 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
         assert same(storage.get(KEYS[0]), page_of(0))
 
 
+def refused(*_args, **_kwargs):
+    raise OSError(30, "Read-only file system")
+
+
+def test_a_file_that_cannot_be_removed_is_not_forgotten(tmp_path, monkeypatch):
+    def on_disk():
+        return sum(path.stat().st_size for path in files(tmp_path))
+
+    with opened(tmp_path, 2 * SIZE + 20) as storage:
+        for number in range(2):
+            storage.put(KEYS[number], page_of(number))
+        with monkeypatch.context() as patch:
+            patch.setattr(file_storage.Path, "unlink", refused)
+            with pytest.raises(OSError, match="Read-only"):
+                storage.delete(KEYS[0])
+            assert storage.has(KEYS[0])
+            assert same(storage.get(KEYS[0]), page_of(0))
+            with pytest.raises(OSError, match="Read-only"):
+                storage.put(KEYS[2], page_of(2))
+            # The next time it is another one's turn to leave.
+            assert list(storage.keys()) == [KEYS[0].name, KEYS[1].name]
+            files(tmp_path)[0].write_bytes(b"")
+            keys = {key.name: key for key in KEYS}
+            damaged = keys[files(tmp_path)[0].stem]
+            assert [storage.get(damaged), storage.get(damaged)] == [None, None]
+            assert storage.corrupt == 2
+        storage.put(KEYS[2], page_of(2))
+        storage.put(KEYS[3], page_of(3))
+        assert storage.used_bytes == on_disk() <= storage.max_bytes
+        at = tmp_path / f"{KEYS[3].name}.safetensors"
+        at.unlink()
+        at.mkdir()  # somebody else's from now on
+        assert storage.get(KEYS[3]) is None
+        assert not storage.has(KEYS[3])
+        assert storage.used_bytes == on_disk() - at.stat().st_size
+
+
+def test_a_page_whose_name_could_not_be_synced_is_there(tmp_path, monkeypatch):
+    with opened(tmp_path) as storage:
+        sync = os.fsync
+
+        def not_the_directory(handle):
+            if handle == storage._handle:
+                raise OSError(5, "Input/output error")
+            sync(handle)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(file_storage.os, "fsync", not_the_directory)
+            with pytest.raises(OSError, match="Input/output error"):
+                storage.put(KEYS[0], page_of(0))
+        assert same(storage.get(KEYS[0]), page_of(0))
+        assert storage.used_bytes == files(tmp_path)[0].stat().st_size
+
+
+def test_a_file_larger_than_all_pages_drives_none_out(tmp_path):
+    most = 2 * SIZE + 20
+    with opened(tmp_path, most) as storage:
+        for number in range(2):
+            storage.put(KEYS[number], page_of(number))
+        used = storage.used_bytes
+    large = tmp_path / f"{KEYS[2].name}.safetensors"
+    for size in (most + 1, 10**12):
+        with large.open("wb") as stream:
+            stream.truncate(size)
+        with opened(tmp_path, most) as storage:
+            assert list(storage.keys()) == [KEYS[0].name, KEYS[1].name]
+            assert storage.used_bytes == used
+            assert storage.get(KEYS[2]) is None
+            storage.delete(KEYS[2])
+        assert large.stat().st_size == size
+    with opened(tmp_path, most) as storage:
+        storage.put(KEYS[2], page_of(2))  # takes its place, as a page that is put again
+        assert same(storage.get(KEYS[2]), page_of(2))
+        assert storage.used_bytes == sum(path.stat().st_size for path in files(tmp_path)) <= most
+
+
 def test_writers_that_are_killed_leave_whole_pages(tmp_path):
     """Each of 30 writers is killed by SIGKILL; whatever the next one can read is right."""
     command = [sys.executable, str(TESTS / "storage_crash.py"), str(tmp_path), "30", "0"]

@@ -77,7 +77,8 @@ def _pages(state: AllocatorState, slots: jax.Array) -> jax.Array:
 def _named(name: str, state: AllocatorState, arguments: Mapping[str, Any]) -> jax.Array:
     """bool[F+1] held full pages that a call names."""
     slots = as_int32("slots", arguments.get("slots", arguments.get("full_slots")), 1)
-    _, slots = keep_own(state, slots, as_owner(state, arguments.get("by"), slots=slots))
+    by = as_owner(state, arguments.get("by"), slots=slots)
+    _, slots = keep_own(state, slots, by, shares=name == "share")
     if name in ("free_segment", "free_swa_segment"):
         slots = slots[:: state.config.page_size]
         slots = jnp.where(slots % state.config.page_size == 0, slots, 0)

@@ -176,7 +176,20 @@ def _counters_of(state: AllocatorState) -> dict[str, object]:
         counters[f"{name} pending"] = int(pool.num_pending)
     if state.block_is_full is not None:
         counters["blocks of full pages"] = int(np.sum(np.asarray(state.block_is_full)))
+    if state.owner_tags is not None:
+        tags = state.owner_tags
+        counters["owner tags"] = _whose(np.asarray(tags.heir), np.asarray(state.full.holders) > 0)
+        if config.has_rings:
+            held = np.asarray(state.swa.holders) > 0
+            counters["owners of rings"] = _whose(np.asarray(tags.swa), held)
     return counters
+
+
+def _whose(owners: np.ndarray, held: np.ndarray) -> str:
+    """How many held pages each owner has."""
+    ids, pages = np.unique(owners[1:][held[1:]], return_counts=True)
+    counts = zip(ids.tolist(), pages.tolist(), strict=True)
+    return ", ".join(f"{owner}: {count}" for owner, count in counts) or "none"
 
 
 def _faults(before: AllocatorState, after: AllocatorState) -> dict[str, tuple[int, int]]:

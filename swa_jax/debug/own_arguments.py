@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from swa_jax.debug.play import Step
+from swa_jax.owners import ANYONE, TREE_OWNER
 
 # They find pages otherwise than by their slots alone, and their rules are not told here.
 _BY_OTHER_WAYS = ("free_out_of_window", "set_full_to_swa_mapping", "ring_release")
@@ -31,11 +32,14 @@ def own_arguments(step: Step, holders: np.ndarray) -> tuple[Step | None, int]:
         return step, 0
     slots, size = np.array(step.arguments[name]), step.before.config.page_size
     by = np.broadcast_to(step.arguments.get("by", 0), slots.shape)
-    owners, foreign = np.asarray(tags.full), set()
+    several, alone, foreign = np.asarray(tags.full), np.asarray(tags.heir), set()
     for place in range(0, slots.size, size if step.call.name in _SEGMENTS else 1):
         page = int(slots[place]) // size
-        held = slots[place] >= size and page < owners.size and holders[page] > 0
-        if held and owners[page] != by[place]:
+        if slots[place] < size or page >= alone.size or holders[page] <= 0:
+            continue
+        owner = several[page] if holders[page] > 1 else alone[page]
+        anybodys = step.call.name == "share" and alone[page] == TREE_OWNER
+        if owner not in (by[place], ANYONE) and not anybodys:
             foreign.add(page)
             slots[place] = 0
     return replace(step, arguments={**step.arguments, name: slots}), len(foreign)

@@ -113,8 +113,11 @@ def _grant_laws(step: Step, after: View) -> Iterator[Broken]:
 def _refusal(step: Step, before: View, after: View) -> Iterator[Broken]:
     if not step.call.kind.hands_out or step.answer.ok:
         return
-    for field in ("full", "swa", "full_to_swa", "group_open", "scratch", "block_is_full"):
+    kept = ("full", "swa", "full_to_swa", "group_open", "scratch", "block_is_full", "owner_tags")
+    for field in kept:
         was, now = getattr(step.before, field), getattr(step.after, field)
+        if field == "owner_tags":  # what was refused is counted there
+            was, now = ((tags and (tags.full, tags.heir, tags.swa)) for tags in (was, now))
         pairs = zip(jax.tree.leaves(was), jax.tree.leaves(now), strict=True)
         if any(not np.array_equal(one, other) for one, other in pairs):
             full = _differ(before.full, after.full) | _differ(before.mapping, after.mapping)

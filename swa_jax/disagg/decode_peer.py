@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from swa_jax.disagg import messages
 from swa_jax.disagg.bundles import HostAsk, host_pieces
 from swa_jax.disagg.decode_worker import DecodeWorker
 from swa_jax.disagg.jobs import LOST, Job, Outcome, check_new
@@ -27,6 +28,12 @@ from swa_jax.serving.requests import CANCELLED, FINISH_REASONS, LENGTH, REJECTED
 
 _GONE = (EOFError, OSError)
 _FINAL = (FINISH_REASONS[REJECTED], FINISH_REASONS[LENGTH])  # the prefill side can say these
+_KINDS: messages.Kinds = {
+    "ready": (messages.names,),
+    "ended": (messages.endings,),
+    "bundle": (messages.anything, messages.names_of_pieces),
+    "gone": (messages.names,),
+}
 PREFILL, READY, ASKED, ARRIVED, RUNNING = "prefill", "ready", "asked", "arrived", "running"
 
 
@@ -82,8 +89,9 @@ class DecodePeer:
         cancel and submit others.
 
     Attributes:
-      open: the prefill side is there. When it is gone, jobs whose KV has not arrived end as LOST in
-        the next turn.
+      open: the prefill side is there. When it is gone, or says what means nothing, jobs whose KV
+        has not arrived end as LOST in the next turn.
+      wrong: what it said that means nothing, or what became of a bundle; None otherwise.
       traffic: what was asked for so far.
     """
 
@@ -98,6 +106,7 @@ class DecodePeer:
     ) -> None:
         """Nothing to do yet."""
         self.worker, self.open, self.traffic = worker, True, Traffic()
+        self.wrong: str | None = None
         self._channel, self._receiver = channel, receiver
         self._timeout, self._on_stage = timeout, on_stage
         self._jobs: dict[int, _Open] = {}  # by life
@@ -138,6 +147,9 @@ class DecodePeer:
     def turn(self, steps: int = 4) -> list[Outcome]:
         """Hears what there is, takes in what has arrived, asks for more, decodes a few steps.
 
+        A prefill side that says what means nothing is lost, as one that is gone: nothing of such a
+        message is acted on, nothing is raised, and `wrong` says what it was.
+
         Returns:
           What has ended, jobs included that were given to the worker itself.
         """
@@ -177,12 +189,14 @@ class DecodePeer:
     def _listen(self) -> None:
         try:
             while self.open and self._channel.poll():
-                self._hear(self._channel.recv())
-        except (*_GONE, LinkError):
+                self._hear(messages.received(self._channel))
+        except _GONE:
             self.open = False
+        except LinkError as error:
+            self.open, self.wrong = False, str(error)
 
-    def _hear(self, message: tuple) -> None:
-        kind, *rest = message
+    def _hear(self, message: object) -> None:
+        kind, rest = messages.understood(message, _KINDS)
         if kind == "ready":
             lives = [life for life in rest[0] if self._is_at(life, PREFILL)]
             self._ready.extend(lives)
@@ -195,10 +209,8 @@ class DecodePeer:
             offered, lives = rest
             arriving = self._receiver.fetch(offered, self.worker.bundle_shape)
             self._ways.append(_Way(arriving, lives, time.monotonic() + self._timeout))
-        elif kind == "gone":
+        else:  # "gone"
             self._drop([life for life in rest[0] if self._is_at(life, READY, ASKED)], LOST)
-        else:
-            raise ValueError(f"unknown message from the prefill side: {kind!r}")
 
     def _is_at(self, life: int, *stages: str) -> bool:
         return life in self._jobs and self._jobs[life].stage in stages
@@ -210,8 +222,8 @@ class DecodePeer:
             way = self._ways.popleft()
             try:
                 bundle = way.arriving.take()
-            except LinkError:
-                self.open = False
+            except LinkError as error:
+                self.open, self.wrong = False, str(error)
                 return
             accepted = self.worker.deliver(bundle)
             self.traffic.bundles += 1

@@ -155,7 +155,7 @@ def in_parts(values: Sequence[T], count: int) -> Iterator[Sequence[T]]:
 def places_in_parts(
     places: Mapping[int, int], names: Iterable[int], count: int
 ) -> Iterator[jnp.ndarray]:
-    """int32[count] places of the names that have one, then -1, as often as it takes."""
-    known = [places[name] for name in names if name in places]
+    """int32[count] places of the names that have one, each once, then -1, as often as it takes."""
+    known = [places[name] for name in dict.fromkeys(names) if name in places]
     for part in in_parts(known, count):
         yield padded(part, count, -1)

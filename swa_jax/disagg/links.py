@@ -12,7 +12,7 @@ from swa_jax.disagg.prefill_side import Parcel
 
 
 class LinkError(Exception):
-    """What was on its way will not arrive: the other side is gone."""
+    """What was on its way will not arrive: the other side is gone, or says what means nothing."""
 
 
 class Channel(Protocol):
@@ -59,7 +59,11 @@ class Receiver(Protocol):
     """The decode side's end."""
 
     def fetch(self, offered: Any, shape: Parcel) -> Arriving:  # noqa: ANN401
-        """Begins to fetch what `send` offered; `shape` says what it looks like."""
+        """Begins to fetch what `send` offered; `shape` says what it looks like.
+
+        Raises:
+          LinkError: nothing was offered under that.
+        """
         ...
 
 
@@ -118,6 +122,8 @@ class DeviceLink:
 
     def fetch(self, offered: int, shape: Parcel) -> "Landed":
         """Copies it to the decode side's devices."""
+        if not isinstance(offered, int) or offered not in self._offered:
+            raise LinkError(f"no bundle {offered!r} was offered, or it was fetched already")
         return Landed(jax.device_put(self._offered.pop(offered), self._sharding))
 
 

@@ -7,11 +7,20 @@ Messages in: ("submit", jobs), ("ask", [(name, HostAsk)]), ("arrived", names), (
 
 from collections import deque
 
+from swa_jax.disagg import messages
 from swa_jax.disagg.bundles import BundleSize, HostAsk, host_pieces
-from swa_jax.disagg.links import Channel, Sender
+from swa_jax.disagg.jobs import Job
+from swa_jax.disagg.links import Channel, LinkError, Sender
 from swa_jax.disagg.prefill_worker import PrefillWorker
 
 _GONE = (EOFError, OSError)
+_KINDS: messages.Kinds = {
+    "submit": (messages.jobs,),
+    "ask": (messages.asks,),
+    "arrived": (messages.names,),
+    "cancel": (messages.names,),
+    "bye": (),
+}
 
 
 class PrefillPeer:
@@ -23,12 +32,14 @@ class PrefillPeer:
       sender: by which KV goes there.
 
     Attributes:
-      open: the decode side is there and has not said goodbye.
+      open: the decode side is there, has not said goodbye, and says what can be understood.
+      wrong: what it said that means nothing; None otherwise.
     """
 
     def __init__(self, worker: PrefillWorker, channel: Channel, sender: Sender) -> None:
         """Nothing is asked yet."""
         self.worker, self.open = worker, True
+        self.wrong: str | None = None
         self._channel, self._sender = channel, sender
         self._wanted: deque[tuple[int, HostAsk, int, int]] = deque()
 
@@ -40,11 +51,19 @@ class PrefillPeer:
                 self._wait()
 
     def turn(self, steps: int = 4) -> None:
-        """Hears what there is, computes up to so many steps, sends what is wanted."""
+        """Hears what there is, computes up to so many steps, sends what is wanted.
+
+        A decode side that says what means nothing is lost, as one that is gone: nothing of such a
+        message is acted on, nothing is raised, and `wrong` says what it was.
+        """
         try:
             while self.open and self._channel.poll():
-                self._hear(self._channel.recv())
+                self._hear(messages.received(self._channel))
         except _GONE:
+            self._lose()
+        except LinkError as error:
+            self.wrong = str(error)
+            self._channel.close()  # it is not to wait for an answer
             self._lose()
         ready, ended = self.worker.turn(steps)
         if ready:
@@ -59,10 +78,10 @@ class PrefillPeer:
         except _GONE:
             self._lose()
 
-    def _hear(self, message: tuple) -> None:
-        kind, *rest = message
+    def _hear(self, message: object) -> None:
+        kind, rest = messages.understood(message, _KINDS)
         if kind == "submit":
-            self.worker.submit(rest[0])
+            self._submit(rest[0])
         elif kind == "ask":
             for name, ask in rest[0]:
                 self._wanted.extend((name, ask, *starts) for starts in host_pieces(ask, self.size))
@@ -72,10 +91,14 @@ class PrefillPeer:
             gone = set(rest[0])
             self._wanted = deque(piece for piece in self._wanted if piece[0] not in gone)
             self.worker.cancel(rest[0])
-        elif kind == "bye":
+        else:  # "bye"
             self._lose()
-        else:
-            raise ValueError(f"unknown message from the decode side: {kind!r}")
+
+    def _submit(self, jobs: list[Job]) -> None:
+        try:
+            self.worker.submit(jobs)
+        except ValueError as error:
+            raise LinkError(f"the decode side submits what cannot be taken: {error}") from error
 
     @property
     def size(self) -> BundleSize:

@@ -69,6 +69,8 @@ class TransferReceiver:
         def here(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._lands)
 
+        if not isinstance(offered, int) or not 0 <= offered < 2**64:
+            raise LinkError(f"a bundle has a number, got {offered!r}")
         leaves, tree = jax.tree.flatten(shape)
         try:
             arrays = self._connection.pull(offered, [here(leaf) for leaf in leaves])

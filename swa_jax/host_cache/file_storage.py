@@ -45,7 +45,9 @@ Layout = Mapping[str, tuple[DTypeLike, tuple[int, ...]]]
 class FileStorage:
     """A `Storage` in a directory, of one process at a time.
 
-    Of the directory's files it touches only those that it named itself.
+    Of the directory's files it touches only those that it named itself. One under a page's name
+    that is larger than all pages together may be is none of its pages: it is let alone, and neither
+    counted nor there.
 
     Args:
       directory: made where it is missing.
@@ -103,6 +105,8 @@ class FileStorage:
         for path in self._folder.iterdir():
             if _OURS.fullmatch(path.name) and path.is_file():
                 status = path.stat()
+                if status.st_size > self.max_bytes:  # it would drive out all pages
+                    continue
                 found.append((status.st_mtime_ns, path.name.removesuffix(_SUFFIX), status.st_size))
         now = time.time_ns()
         for at, (date, name, size) in enumerate(sorted(found)):
@@ -119,7 +123,9 @@ class FileStorage:
         """As for `Storage`; on return the page is on the disk, whatever happens to the machine.
 
         Raises:
-          OSError: the disk is full, or fails; the page is not there then, or what was before.
+          OSError: the disk is full, or fails; the page is not there then, or what was before. Where
+            it was only the directory that could not be synced, the page is there, and may be gone
+            when the machine has crashed.
           ValueError: a key of another model, arrays of another layout or of no plain numbers, or a
             page that is larger than all pages together may be.
         """
@@ -180,15 +186,25 @@ class FileStorage:
     def _make_room(self, size: int) -> None:
         """Removes the least recently used pages until so many bytes more fit."""
         while self._sizes and self._used + self._reserved + size > self.max_bytes:
-            self._remove(next(iter(self._sizes)))
+            name = next(iter(self._sizes))
+            try:
+                self._remove(name)
+            except OSError:
+                self._sizes.move_to_end(name)  # another one may leave the next time
+                raise
 
     def _remove(self, name: str) -> None:
-        if name in self._sizes:  # what else has the name is somebody else's
-            self._used -= self._sizes.pop(name)
+        """Removes a file, and forgets it once it is gone: until then it takes its bytes."""
+        if name not in self._sizes:  # what else has the name is somebody else's
+            return
+        with contextlib.suppress(IsADirectoryError):  # that is somebody else's, too
             self._path(name).unlink(missing_ok=True)
+        self._used -= self._sizes.pop(name)
 
     def get(self, key: PageKey) -> Arrays | None:
         """As for `Storage`. What is corrupt or foreign is counted, removed, and not there.
+
+        Where the disk does not let it be removed it is None all the same, and counted each time.
 
         Raises:
           OSError: the file is there and cannot be read.
@@ -208,7 +224,7 @@ class FileStorage:
                 status = os.fstat(stream.fileno())
                 made, grown = status.st_ino, status.st_size > most
                 content = b"" if grown or not stat.S_ISREG(status.st_mode) else stream.read(most)
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             with self._changed:
                 self._used -= self._sizes.pop(key.name, 0)
             return None
@@ -234,7 +250,7 @@ class FileStorage:
         with self._changed:
             self.foreign += is_foreign
             self.corrupt += not is_foreign
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 if self._path(name).stat().st_ino == made:  # nobody has written it again
                     self._remove(name)
 
@@ -250,7 +266,12 @@ class FileStorage:
         return key.name in self._sizes
 
     def delete(self, key: PageKey) -> None:
-        """As for `Storage`."""
+        """As for `Storage`.
+
+        Raises:
+          OSError: the file cannot be removed; the page is still there then.
+          ValueError: a key of another model.
+        """
         self._check_key(key)
         with self._changed:
             self._remove(key.name)
@@ -309,7 +330,12 @@ class FileStorage:
 
 def _opened(path: Path) -> IO[bytes]:
     """The file for reading; does not wait where somebody put a pipe in its place."""
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return os.fdopen(handle, "rb")
+    except IsADirectoryError:
+        os.close(handle)
+        raise
 
 
 def _date(file: int | Path, date: int) -> None:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from swa_jax.inputs import Ints, as_int32, check_lengths, check_rows
+from swa_jax.owners import as_owner
 from swa_jax.prefix_cache.insert import Inserted, insert
 from swa_jax.prefix_cache.locks import as_receipts, lock, unlock
 from swa_jax.prefix_cache.match import Match, match_prefix
@@ -48,8 +49,12 @@ def insert_batch(
     *,
     namespace: Ints | ArrayLike = 0,
     priority: Ints | ArrayLike = 0,
+    by: Ints | None = None,
 ) -> tuple[PrefixCache, AllocatorState, Inserted]:
-    """`insert` for int32[B, T] tokens and slots of int32[B] lengths; `Inserted` gains [B]."""
+    """`insert` for int32[B, T] tokens and slots of int32[B] lengths; `Inserted` gains [B].
+
+    `by`: int32[B] owner of each row, or one for all.
+    """
     rows, own = as_int32("tokens", tokens, 2), as_int32("slots", slots, 2)
     counts = as_int32("lengths", lengths, 1)
     spaces = _per_row("namespace", namespace, rows.shape[0])
@@ -57,15 +62,16 @@ def insert_batch(
     check_rows(tokens=rows, slots=own, lengths=counts, namespace=spaces, priority=ranks)
 
     def one(
-        carry: tuple[PrefixCache, AllocatorState], row: tuple[jax.Array, ...]
+        carry: tuple[PrefixCache, AllocatorState], row: tuple
     ) -> tuple[tuple[PrefixCache, AllocatorState], Inserted]:
-        tokens, length, slots, space, rank = row
+        tokens, length, slots, space, rank, owner = row
         cache, state, inserted = insert(
-            *carry, tokens, length, slots, namespace=space, priority=rank
+            *carry, tokens, length, slots, namespace=space, priority=rank, by=owner
         )
         return (cache, state), inserted
 
-    (cache, state), inserted = jax.lax.scan(one, (cache, state), (rows, counts, own, spaces, ranks))
+    columns = (rows, counts, own, spaces, ranks, as_owner(state, by, lengths=counts))
+    (cache, state), inserted = jax.lax.scan(one, (cache, state), columns)
     return cache, state, inserted
 
 

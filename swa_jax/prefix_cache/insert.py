@@ -15,6 +15,7 @@ from swa_jax.owners import (
     as_owner,
     count_foreign,
     is_foreign,
+    leave_to_tree,
     tag_pages,
     tag_sides,
 )
@@ -104,7 +105,7 @@ def insert(
         second one's page may be the tree's by then, through the first one, and its share is given
         up. None: a page that is in the tree already is taken for a matched one.
       by: int32[] owner of the caller's pages, 0 by default; only with owner tags. What the tree
-        takes over is `TREE_OWNER`'s; a page that others hold too keeps its tag until they are gone.
+        takes over is `TREE_OWNER`'s; where others hold a page too, the last share is.
 
     Returns:
       The cache, the allocator and `Inserted`. An unfinished request goes on with
@@ -223,7 +224,7 @@ def _read_own(
         shared, trees_alone = own & (holders > 1), own & (holders == 1)
     usable, foreign, tags = held & ~in_tree, None, state.owner_tags
     if by is not None and tags is not None:
-        others = (usable | shared) & is_foreign(tags.full, page, by)
+        others = (usable | shared) & is_foreign(tags, page, holders, by)
         usable, shared = usable & ~others, shared & ~others
         foreign = jnp.sum(others, dtype=jnp.int32)
     return _Own(
@@ -303,8 +304,10 @@ def _tag(state: AllocatorState, chain: Chain, own: _Own, pages: jax.Array) -> Al
         return state
     place = jnp.arange(own.pages.shape[0], dtype=jnp.int32)
     is_new = own.usable & (place >= chain.count) & (place < pages)
-    taken = (is_new | own.shared) & (holders_of(state.full, own.pages) == 1)
-    return tag_pages(state, jnp.where(taken, own.pages, PAD_PAGE), TREE_OWNER)
+    alone = holders_of(state.full, own.pages) == 1
+    taken = (is_new | own.shared) & alone
+    state = tag_pages(state, jnp.where(taken, own.pages, PAD_PAGE), TREE_OWNER)
+    return leave_to_tree(state, jnp.where(is_new & ~alone, own.pages, PAD_PAGE))
 
 
 def _take_shares(

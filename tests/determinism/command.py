@@ -73,14 +73,19 @@ def _chosen(only: Sequence[str] | None) -> dict[str, Program | Driven]:
     """A name in full stands for itself, other words for every name that has them."""
     if not only:
         return PROGRAMS
-    found = {
+    return {
         name: program
         for name, program in PROGRAMS.items()
         if any(words == name or (words in name and words not in PROGRAMS) for words in only)
     }
-    if not found:
-        raise SystemExit(f"no program is called that: {only}; there are {', '.join(PROGRAMS)}")
-    return found
+
+
+def _known(words: str) -> str:
+    """For the parser: words that some name has."""
+    if not words or not any(words in name for name in PROGRAMS):
+        known = "; ".join(PROGRAMS)
+        raise argparse.ArgumentTypeError(f"no program is called {words!r}; there are {known}")
+    return words
 
 
 def run(program: Program | Driven, way: str) -> list[Trail]:
@@ -116,10 +121,13 @@ def judge(
     right = record.read().get(program.name)
     if right is None:
         return {"ok": False, "said": f"{program.name}: not recorded; run with --record"}
+    lacking = record.cut_short(program, right)
+    if lacking is not None:
+        return {"ok": False, "said": f"DIFFERS: {lacking}"}
     other = record.difference(program, way, trails, right)
     if other is None:
         return {"ok": True, "said": "as recorded"}
-    if not program.exact:
+    if not program.exact and record.size_difference(program, way, trails, right) is None:
         return {"ok": True, "said": f"not promised, since floats choose, and differs: {other}"}
     return {"ok": False, "said": f"DIFFERS: {other}"}
 
@@ -169,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--devices", type=int, default=1, help="CPU devices of this process")
-    parser.add_argument("--only", nargs="+", help="programs with one of these in their names")
+    parser.add_argument("--only", nargs="+", type=_known, help="programs with these in their names")
     parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), help="how each is run")
     parser.add_argument("--json", metavar="FILE", help="where the results go too")
     parser.add_argument("--record", action="store_true", help="keep what comes out")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .digest import of_all
-from .program import Driven, Program
-from .ways import Trail
+from .program import RANKS, Driven, Program
+from .ways import PARTS, Trail
 
 FILE = Path(__file__).parent / "recorded.json"
 SHORT = 12  # hex digits of a digest that only says where a difference begins
@@ -62,7 +62,7 @@ def difference(
     Args:
       program: that was run.
       way: how.
-      trails: of all ranks or of the first ones; each whole or its beginning.
+      trails: of as many ranks, and each as long, as this way gives.
       right: what it should be.
     """
     for rank, (trail, other) in enumerate(zip(trails, right.ranks, strict=False)):
@@ -71,18 +71,37 @@ def difference(
             if seen != wanted:
                 where = f"{program.name} ({way}), seed {rank}: {_where(program, at)}"
                 return f"{where}: {seen}, recorded {wanted}"
-        if len(short) > len(other):
-            return (
-                f"{program.name} ({way}), seed {rank}: {len(short)} digests, "
-                f"recorded {len(other)}: it takes longer"
-            )
-    whole = len(trails) == len(right.ranks) and all(
-        len(trail) == len(other) for trail, other in zip(trails, right.ranks, strict=True)
-    )
-    if whole and recorded(trails).digest != right.digest:
+    other_size = size_difference(program, way, trails, right)
+    if other_size is not None:
+        return other_size
+    if way not in PARTS and recorded(trails).digest != right.digest:
         return f"{program.name} ({way}): digests that differ past their first {SHORT} digits"
-    if isinstance(program, Driven) and not whole:
-        return f"{program.name} ({way}): {len(trails[0])} digests, recorded {len(right.ranks[0])}"
+    return None
+
+
+def size_difference(
+    program: Program | Driven, way: str, trails: Sequence[Trail], right: Recorded
+) -> str | None:
+    """Seeds or digests too few or too many, in words; arguments as for `difference`."""
+    ranks, length = PARTS.get(way, (None, None))
+    wanted = [trail[:length] for trail in right.ranks[:ranks]]
+    if len(trails) != len(wanted):
+        return f"{program.name} ({way}): seeds: {len(trails)}, recorded {len(wanted)}"
+    for rank, (trail, other) in enumerate(zip(trails, wanted, strict=True)):
+        if len(trail) != len(other):
+            where = f"{program.name} ({way}), seed {rank}"
+            return f"{where}: digests: {len(trail)}, recorded {len(other)}"
+    return None
+
+
+def cut_short(program: Program | Driven, right: Recorded) -> str | None:
+    """What a record lacks, in words: seeds, or digests of some of them."""
+    ranks = 1 if isinstance(program, Driven) else RANKS
+    if len(right.ranks) != ranks:
+        return f"{program.name}: seeds in the record: {len(right.ranks)} of {ranks}"
+    lengths = {len(trail) for trail in right.ranks}
+    if len(lengths) > 1:
+        return f"{program.name}: digests in the record: {min(lengths)} to {max(lengths)} a seed"
     return None
 
 

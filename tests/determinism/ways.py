@@ -121,3 +121,9 @@ WAYS: dict[str, Callable[[Program], list[Trail]]] = {
     "devices": _over_devices,
     "eager": eager,
 }
+# Ways that run only the first seeds, and only up to some digest: seeds, and length of a trail.
+PARTS: dict[str, tuple[int, int | None]] = {
+    "steps": (1, None),
+    "steps, donated": (1, None),
+    "eager": (1, 2),
+}

@@ -16,10 +16,12 @@ from pathlib import Path
 
 from .explained import EXPLAINED
 from .generate import mutants_of
-from .judge import BROKEN, KILLED, SURVIVED, TIMED_OUT, Judge, Outcome
+from .judge import BROKEN, KILLED, SURVIVED, TIMED_OUT, UNFINISHED, Judge, Outcome
 from .known import KNOWN
 from .patch import Mutant
 from .which_tests import TESTS, tests_for
+
+FATES = (KILLED, TIMED_OUT, "explained", SURVIVED, UNFINISHED, BROKEN)
 
 
 def all_mutants() -> list[Mutant]:
@@ -91,7 +93,7 @@ def run(
 
 def report(outcome: Outcome, name: str) -> None:
     """One line, at once."""
-    print(f"{outcome.fate:9} {outcome.seconds:5.0f} s  {name}  [{outcome.by}]", flush=True)
+    print(f"{outcome.fate:12} {outcome.seconds:5.0f} s  {name}  [{outcome.by}]", flush=True)
 
 
 def write(path: Path, outcomes: dict[str, Outcome]) -> None:
@@ -115,37 +117,71 @@ def fate_of(name: str, fate: str) -> str:
 
 def score(outcomes: dict[str, Outcome]) -> str:
     """A table of fates, module by module."""
-    fates = [KILLED, TIMED_OUT, "explained", SURVIVED, BROKEN]
     rows: dict[str, Counter[str]] = {}
     for name, outcome in outcomes.items():
         rows.setdefault(name.split(":")[0], Counter())[fate_of(name, outcome.fate)] += 1
     rows["all"] = sum(rows.values(), Counter())
-    lines = [f"{'module':28}" + "".join(f"{fate:>11}" for fate in fates)]
+    lines = [f"{'module':28}" + "".join(f"{fate:>14}" for fate in FATES)]
     lines += [
-        f"{module:28}" + "".join(f"{fate_count[fate]:11}" for fate in fates)
+        f"{module:28}" + "".join(f"{fate_count[fate]:14}" for fate in FATES)
         for module, fate_count in rows.items()
     ]
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs mutants and prints the score; exit status 1 where one survived unexplained."""
+def all_noticed(outcomes: dict[str, Outcome]) -> bool:
+    """Whether each was noticed, or has its reason; one that is not finished was not noticed."""
+    fates = {fate_of(name, outcome.fate) for name, outcome in outcomes.items()}
+    return not fates & {SURVIVED, UNFINISHED, BROKEN}
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not number > 0:  # nor NaN
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return number
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
-    parser.add_argument("--only", default="", help="regular expression that a name must match")
-    parser.add_argument("--one-in", type=int, default=1, help="take every n-th generated mutant")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    parser.add_argument("--limit", type=float, default=300, help="seconds for one test: a hang")
-    parser.add_argument("--total", type=float, default=1e9, help="seconds of tests for a mutant")
-    parser.add_argument("--first", type=int, default=99, help="only so many entries of the tests")
+    parser.add_argument("--only", type=_pattern, default="", help="expression that names match")
+    parser.add_argument("--one-in", type=_positive, default=1, help="every n-th generated mutant")
+    parser.add_argument("--jobs", type=_positive, default=1, help="mutants at a time")
+    parser.add_argument("--limit", type=_seconds, default=300, help="for one test, else it hangs")
+    parser.add_argument("--total", type=_seconds, default=1e9, help="for all tests of a mutant")
+    parser.add_argument("--first", type=_positive, default=99, help="entries of the list of tests")
     parser.add_argument("--json", type=Path, help="keep outcomes in this file, as they come")
     parser.add_argument("--skip-done", action="store_true", help="leave out what --json has")
-    parser.add_argument("--again", default="", help="only those to which --json gives this fate")
+    parser.add_argument("--again", choices=FATES, help="only those to which --json gives this")
     parser.add_argument("--unexplained", action="store_true", help="leave out what is explained")
     parser.add_argument("--score", action="store_true", help="print the score of --json and end")
     parser.add_argument("--list", action="store_true", help="print the names and end")
     parser.add_argument("--baseline", action="store_true", help="run each test list unchanged")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs mutants and prints the score; exit status 1 where not all were noticed or explained."""
+    parser = _parser()
     options = parser.parse_args(arguments)
     mutants = choose(all_mutants(), options.only, options.one_in)
+    if not mutants:
+        parser.error(f"no mutant matches --only {options.only!r} with --one-in {options.one_in}")
     done = read(options.json)
     if options.skip_done:
         mutants = [mutant for mutant in mutants if mutant.name not in done]
@@ -169,8 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     outcomes = run(mutants, options.jobs, effort, options.json)
     print(score(outcomes))
     print(f"{len(outcomes)} mutants in {time.monotonic() - begun:.0f} s")
-    fates = {fate_of(name, outcome.fate) for name, outcome in outcomes.items()}
-    raise SystemExit(bool(fates & {SURVIVED, BROKEN}))
+    raise SystemExit(not all_noticed(outcomes))
 
 
 def baseline(files: set[str], limit: float) -> None:

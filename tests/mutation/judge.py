@@ -34,6 +34,7 @@ from .patch import PACKAGE, ROOT, Mutant
 
 CACHE = ROOT / ".pytest_cache" / "jax-mutants"
 KILLED, SURVIVED, TIMED_OUT, BROKEN = "killed", "survived", "timed out", "broken"
+UNFINISHED = "not finished"  # neither noticed nor survived: its tests were cut off
 _IMPORTED = (chex, hypothesis.stateful, jax.numpy, numpy)
 
 
@@ -99,7 +100,7 @@ class Judge:
           mutant: what to change.
           tests: in this order.
           limit: most seconds for one test; a mutant that takes longer hangs, and is noticed.
-          total: seconds after which no more tests are tried; nobody has noticed the mutant then.
+          total: seconds after which no more tests are tried; the mutant is not finished then.
           sooner: names of tests among them that are run before the others.
         """
         if mutant is not None:
@@ -126,7 +127,7 @@ class Judge:
         elif seconds > self._total:
             self._end()
             passed = self._passed.stat().st_size
-            outcome = Outcome(SURVIVED, f"{passed} tests passed in {self._total:.0f} s", seconds)
+            outcome = Outcome(UNFINISHED, f"{passed} tests passed in {self._total:.0f} s", seconds)
         else:
             return None
         if self._right is not None:

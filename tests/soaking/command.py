@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -15,7 +16,7 @@ import jax
 
 from .host_part import HostPart
 from .pair_part import PairPart
-from .part import Part, Result, missing, soak
+from .part import Part, Result, all_wrong, soak
 from .report import as_json, as_text
 from .rows_part import RowsPart
 from .serving_part import ServingPart
@@ -30,14 +31,14 @@ class Share(NamedTuple):
 
 
 SHARES = {
-    "allocator:pages": Share(lambda seed: RowsPart("pages", seed), 0.50, 10_000),
-    "allocator:full": Share(lambda seed: RowsPart("full", seed), 0.138, 5000),
-    "loops:tight": Share(lambda seed: ServingPart("tight", seed), 0.06, 2500),
-    "loops:tokens": Share(lambda seed: ServingPart("tokens", seed), 0.08, 2500),
-    "loops:roomy": Share(lambda seed: ServingPart("roomy", seed), 0.20, 5000),
-    "disaggregated": Share(PairPart, 0.02, 500),
-    "host:write_back": Share(lambda seed: HostPart("write_back", seed), 0.001, 100),
-    "host:stored": Share(lambda seed: HostPart("write_through", seed, stored=True), 0.001, 100),
+    "allocator:pages": Share(lambda seed: RowsPart("pages", seed), 0.26, 10_000),
+    "allocator:full": Share(lambda seed: RowsPart("full", seed), 0.09, 5000),
+    "loops:tight": Share(lambda seed: ServingPart("tight", seed), 0.10, 2500),
+    "loops:tokens": Share(lambda seed: ServingPart("tokens", seed), 0.12, 2500),
+    "loops:roomy": Share(lambda seed: ServingPart("roomy", seed), 0.38, 5000),
+    "disaggregated": Share(PairPart, 0.045, 500),
+    "host:write_back": Share(lambda seed: HostPart("write_back", seed), 0.0025, 100),
+    "host:stored": Share(lambda seed: HostPart("write_through", seed, stored=True), 0.0025, 100),
 }
 # One of each kind, and a part of a block: what compiles and runs in about two minutes.
 SHORT = ("loops:tight", "allocator:pages", "disaggregated", "host:stored")
@@ -84,18 +85,38 @@ def run(
         result = soak(make, count, deadline, tell, block_size=size)
         needs.setdefault(made[0].group, set()).update(made[0].needs)
         results.append(result)
-    wrong = [f"{result.name}: {each}" for result in results for each in result.wrong]
-    return results, wrong + missing(results, needs)
+    return results, all_wrong(results, needs)
+
+
+def _requests(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
+    return number
+
+
+def _minutes(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:  # nor NaN
+        raise argparse.ArgumentTypeError(f"must be a finite number above 0, got {text}")
+    return number
+
+
+def _seed(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 2**32:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {2**32 - 1}, got {text}")
+    return number
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Soaks, prints what was found; the exit status says whether all was right."""
     parser = argparse.ArgumentParser(prog="python -m tests.soaking", description=__doc__)
     parser.add_argument(
-        "--requests", type=int, default=1_000_000, help="in all; by default 1,000,000"
+        "--requests", type=_requests, default=1_000_000, help="in all; by default 1,000,000"
     )
-    parser.add_argument("--minutes", type=float, help="stop after about so many")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=_minutes, help="stop after about so many")
+    parser.add_argument("--seed", type=_seed, default=0, help="0 or more")
     parser.add_argument("--parts", nargs="*", default=[], help=", ".join(SHARES))
     parser.add_argument("--json", type=Path, help="where the figures go")
     args = parser.parse_args(argv)

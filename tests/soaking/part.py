@@ -67,6 +67,7 @@ class Result:
     cpu_seconds: float = 0.0
     seen: list[Held] = field(default_factory=list)  # after each block
     wrong: list[str] = field(default_factory=list)
+    broken: bool = False  # a law ended it: the first of `wrong`
 
 
 def soak(
@@ -94,7 +95,8 @@ def soak(
         left = part.close()
         result.faults, result.leaked = left.faults, left.leaked
     except (AssertionError, BrokenLawError) as error:
-        result.wrong.append(str(error))
+        result.wrong.append(str(error) or repr(error))
+        result.broken = True
     result.wrong += _wrong(result)
     result.seconds = time.monotonic() - start
     result.cpu_seconds = time.process_time() - cpu
@@ -139,6 +141,18 @@ def _wrong(result: Result) -> list[str]:
         grown = growth(result.seen)
         wrong.append(f"memory grew by {grown.rss:,} bytes and {grown.arrays} arrays")
     return wrong
+
+
+def all_wrong(results: list[Result], needs: dict[str, set[str]]) -> list[str]:
+    """What is wrong in all parts, broken laws first.
+
+    Where a law ended a part, what would have happened after it is not asked for.
+    """
+    laws = [f"{result.name}: {result.wrong[0]}" for result in results if result.broken]
+    others = [
+        f"{result.name}: {each}" for result in results for each in result.wrong[result.broken :]
+    ]
+    return laws + others + ([] if laws else missing(results, needs))
 
 
 def missing(results: list[Result], needs: dict[str, set[str]]) -> list[str]:
