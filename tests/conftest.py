@@ -49,6 +49,8 @@ LONG_CASES = {
     "test_replay_cache.py::test_reuse_saves_prefill_and_changes_nothing_else",
     # In the soak requests are cancelled, and wait for a place, by the thousand.
     "test_serving_loop.py::test_a_full_queue_says_so_and_release_makes_room",
+    "test_serving_loop.py::test_an_end_token_ends_a_text_unless_it_is_to_be_ignored",
+    "test_serving_loop.py::test_the_queue_is_served_in_the_order_of_arrival",
     "test_serving_loop.py::test_a_request_draws_the_same_in_any_company",
     "test_serving_loop.py::test_cancelled_requests_give_their_pages_back_and_harm_nobody",
     "test_serving_scenarios.py::test_pages_cached_by_pairs_serve_at_their_minimum",

@@ -36,7 +36,7 @@ def soaked(parts, requests, tmp_path, capsys):
 
 
 def test_every_kind_of_load_is_served_and_nothing_is_left(tmp_path, capsys):
-    assert len(soaked(SHORT[:-1], 24_000, tmp_path, capsys)) == 3
+    assert len(soaked(SHORT[:-1], 8_000, tmp_path, capsys)) == 3
 
 
 @pytest.mark.long

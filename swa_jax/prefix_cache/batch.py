@@ -6,6 +6,7 @@ from jax.typing import ArrayLike
 
 from swa_jax.inputs import Ints, as_int32, check_lengths, check_rows
 from swa_jax.owners import as_owner
+from swa_jax.prefix_cache.arguments import check_pair
 from swa_jax.prefix_cache.insert import Inserted, insert
 from swa_jax.prefix_cache.locks import as_receipts, lock, unlock
 from swa_jax.prefix_cache.match import Match, match_prefix
@@ -55,6 +56,7 @@ def insert_batch(
 
     `by`: int32[B] owner of each row, or one for all.
     """
+    check_pair(cache, state)
     rows, own = as_int32("tokens", tokens, 2), as_int32("slots", slots, 2)
     counts = as_int32("lengths", lengths, 1)
     spaces = _per_row("namespace", namespace, rows.shape[0])
