@@ -13,7 +13,7 @@ import numpy as np
 
 from swa_jax import checked
 from swa_jax.checked import Checked
-from swa_jax.debug.calls import AS_OF, CAN_BE_GIVEN, DAMAGE, Kind
+from swa_jax.debug.calls import AS_OF, DAMAGE, Kind, names_values
 from swa_jax.debug.program import Call, Program, check_program
 from swa_jax.debug.values import Given, Value
 
@@ -88,9 +88,7 @@ def _argument(name: str, kind: Kind, call: Call, given: _Given, states: list[Che
     value = call.arguments[name]
     if kind is Kind.TABLE:
         return jnp.stack([_numbers(row, given) for row in call.rows(name)])
-    if kind in (*CAN_BE_GIVEN, Kind.NUMBERS) or (
-        kind is Kind.OWNERS and not isinstance(value, int)
-    ):
+    if names_values(kind, value):
         return _numbers(call.values(name), given)
     if kind is Kind.MARKS:
         return jnp.asarray(value, bool)

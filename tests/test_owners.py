@@ -65,31 +65,18 @@ class Pair:
     def held(self, page):
         return 0 < page < self.plain.full.holders.shape[0] and self.plain.full.holders[page] > 0
 
-    def grant(self, name, by, *args, rows, **kwargs):
-        """Rows: place of the row in `self.rows`, and how many tokens it gets."""
-        partly = [row for row, _ in rows if row is not None and len(self.rows[row][1]) % self.size]
-        last = [(self.rows[row][1][-1] // self.size, self.rows[row][0]) for row in partly]
-        wrong = sum(self.held(page) and self.book[page] != by[owner] for page, owner in last)
-        tagged, grant = getattr(swa, name)(self.tagged, *args, by=jnp.array(by[:ROWS]), **kwargs)
-        if wrong:
-            self.foreign += wrong
-            assert not grant.ok
-            assert_same_bits(self.tagged, tagged)
-            self.tagged = tagged
-            return None
-        self.plain, right = getattr(swa, name)(self.plain, *args, **kwargs)
-        self.tagged = tagged
-        for one, two in zip(jax.tree.leaves(grant), jax.tree.leaves(right), strict=True):
-            np.testing.assert_array_equal(one, two)
-        return np.asarray(right.slots) if right.ok else None
-
     def begin(self, by, tokens):
         """Two new requests."""
         lens = np.array([tokens % 9, tokens // 9 % 9], np.int32)
-        zero, none = np.zeros(2, np.int32), np.full(2, -1, np.int32)
-        slots = self.grant("alloc_extend", by, zero, lens, none, rows=[], capacity=ROOM)
-        if slots is None:
+        rows = np.zeros(2, np.int32), lens, np.full(2, -1, np.int32)
+        owners = jnp.array(by[:ROWS])
+        self.tagged, grant = swa.alloc_extend(self.tagged, *rows, capacity=ROOM, by=owners)
+        self.plain, right = swa.alloc_extend(self.plain, *rows, capacity=ROOM)
+        for one, two in zip(jax.tree.leaves(grant), jax.tree.leaves(right), strict=True):
+            np.testing.assert_array_equal(one, two)
+        if not right.ok:
             return
+        slots = np.asarray(right.slots)
         for row, owner in enumerate(by[:ROWS]):
             own = slots[lens[:row].sum() : lens[: row + 1].sum()].tolist()
             self.book |= {slot // self.size: owner for slot in own}
@@ -247,24 +234,22 @@ def test_both_sides_of_a_mapping_must_be_the_callers():
     swa.check(after)
 
 
-def test_a_barrier_sees_a_page_that_changed_hands():
+@pytest.mark.parametrize(("tags", "released"), [(False, 1), (True, 0)], ids=["plain", "tagged"])
+def test_a_barrier_sees_a_page_that_changed_hands(tags, released):
     """Freed and granted again with the same SWA page: without tags it cannot be told apart."""
-    for config, released in ((PLAIN, 1), (TAGGED, 0)):
-        tags = config.owner_tags
-        start, grant = swa.alloc(swa.init(config), 4, capacity=48, **({"by": 7} if tags else {}))
-        state = swa.free(start, grant.slots, **({"by": 7} if tags else {}))
-        # The only free pages left are those two.
-        state, rest = swa.alloc(state, 44, capacity=48, **({"by": 3} if tags else {}))
-        assert not rest.ok  # the SWA pool is smaller
-        state, rest = swa.alloc(state, 28, capacity=48, **({"by": 3} if tags else {}))
-        state, again = swa.alloc(state, 4, capacity=48, **({"by": 8} if tags else {}))
-        one = jnp.array([grant.slots[0], *again.slots[:1]])
-        at = one[:1] if bool(again.slots[0] == grant.slots[0]) else None
-        if at is None:  # another full page: the SWA page is mapped by it, and stays
-            released = 0
-        before = int(state.swa.num_free)
-        after = swa.free_swa(state, grant.slots[:1], start, **({"by": 7} if tags else {}))
-        assert int(after.swa.num_free) - before == released
+
+    def by(owner):
+        return {"by": owner} if tags else {}
+
+    config = swa.PoolConfig(32, 32, 4, owner_tags=tags)
+    start, grant = swa.alloc(swa.init(config), 4, capacity=32, **by(7))
+    state = swa.free(start, grant.slots, **by(7))
+    state, _ = swa.alloc(state, 28, capacity=32, **by(3))  # all but that page, which comes next
+    state, again = swa.alloc(state, 4, capacity=32, **by(8))
+    np.testing.assert_array_equal(again.slots, grant.slots)
+    after = swa.free_swa(state, grant.slots[:1], start, **by(7))
+    assert int(after.swa.num_free) - int(state.swa.num_free) == released
+    assert swa.faults(after).get("foreign", 0) == 1 - released
 
 
 def test_rings_have_owners():

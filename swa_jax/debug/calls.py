@@ -26,6 +26,11 @@ LISTS = (Kind.NUMBERS, Kind.SLOTS, Kind.SWA_SLOTS, Kind.RINGS)
 CAN_BE_GIVEN = (Kind.SLOTS, Kind.SWA_SLOTS, Kind.RINGS, Kind.TABLE)
 
 
+def names_values(kind: Kind, value: object) -> bool:
+    """Whether an argument of a program is one list of values."""
+    return kind in LISTS or (kind is Kind.OWNERS and not isinstance(value, int))
+
+
 @dataclass(frozen=True)
 class CallKind:
     """A transition as a program knows it.

@@ -10,7 +10,7 @@ import numpy as np
 
 import swa_jax as swa
 from swa_jax.config import PoolConfig
-from swa_jax.debug.calls import AS_OF, CAN_BE_GIVEN, DAMAGE, Kind
+from swa_jax.debug.calls import AS_OF, DAMAGE, Kind, names_values
 from swa_jax.debug.program import Call, Program, check_program
 from swa_jax.debug.values import Given, Value
 from swa_jax.state import UNMAPPED, AllocatorState
@@ -153,9 +153,7 @@ def _argument(
     value = call.arguments[name]
     if kind is Kind.TABLE:
         return np.stack([answers.look_up(row) for row in call.rows(name)])
-    if kind in (*CAN_BE_GIVEN, Kind.NUMBERS) or (
-        kind is Kind.OWNERS and not isinstance(value, int)
-    ):
+    if names_values(kind, value):
         return answers.look_up(call.values(name))
     if kind is Kind.MARKS:
         return np.asarray(value, bool)

@@ -2,11 +2,10 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import TypeVar
 
 Result = TypeVar("Result")
-_LOOKS_UP = 0.2  # seconds
 
 
 def interruptible(work: Callable[[], Result]) -> Result:
@@ -25,7 +24,4 @@ def interruptible(work: Callable[[], Result]) -> Result:
             outcome.set_exception(error)
 
     threading.Thread(target=run, daemon=True, name="replay").start()
-    # A signal that comes while this thread begins to wait is not heard until it looks up again.
-    while not wait([outcome], timeout=_LOOKS_UP).done:
-        pass
     return outcome.result()

@@ -26,6 +26,7 @@ from swa_jax.serving.world import World, running
 from tests.ledger_model import Ledger
 
 from .asking import KINDS, SESSION, TENANTS, Shape, Talks, as_requests, ask, keep_talk, new_talks
+from .counting import added
 from .dice import one_in, roll, seed_of
 from .laws import TEXT_LAWS, chunks_of, text_laws_if, world_laws
 from .planted import Plant, spoil
@@ -113,10 +114,7 @@ def new_load(static: Static, places: int, seed: int) -> Load:
 
 def _add(load: Load, **more: jax.Array) -> Load:
     """Counts; bool[...] and int32[...] are summed."""
-    counts = dict(load.counts)
-    for name, number in more.items():
-        counts[name] = counts[name] + jnp.sum(number, dtype=jnp.int32)
-    return load._replace(counts=counts)
+    return load._replace(counts=added(load.counts, **more))
 
 
 def collect(static: Static, load: Load, seed: jax.Array) -> Load:

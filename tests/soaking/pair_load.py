@@ -18,6 +18,7 @@ from swa_jax.serving.world import World
 from tests.ledger_model import Ledger
 
 from .asking import KINDS, Asked, Shape, Talks, new_talks
+from .counting import added
 from .laws import TEXT_LAWS
 from .watch import Watch, new_watch
 
@@ -118,10 +119,7 @@ def new_pair(sides: Sides, jobs: int, places: int, seed: int) -> Pair:
 
 def add(pair: Pair, **more: jax.Array) -> Pair:
     """Counts; bool[...] and int32[...] are summed."""
-    counts = dict(pair.counts)
-    for name, number in more.items():
-        counts[name] = counts[name] + jnp.sum(number, dtype=jnp.int32)
-    return pair._replace(counts=counts)
+    return pair._replace(counts=added(pair.counts, **more))
 
 
 def oldest(jobs: Jobs, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:

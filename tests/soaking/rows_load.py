@@ -14,6 +14,7 @@ import swa_jax as swa
 from swa_jax.config import PoolConfig
 from swa_jax.state import UNMAPPED, AllocatorState
 
+from .counting import added
 from .watch import Watch, new_watch
 
 _PATIENCE = 10_000  # steps in which no request may end
@@ -83,10 +84,7 @@ def new_rows(config: PoolConfig, rows: int, width: int, seed: int) -> Rows:
 
 def add(rows: Rows, **more: jax.Array | int) -> Rows:
     """Counts; bool[...] and int32[...] are summed."""
-    counts = dict(rows.counts)
-    for name, number in more.items():
-        counts[name] = counts[name] + jnp.sum(jnp.asarray(number), dtype=jnp.int32)
-    return rows._replace(counts=counts)
+    return rows._replace(counts=added(rows.counts, **more))
 
 
 def ceil_page(rows: Rows, tokens: jax.Array) -> jax.Array:
