@@ -372,6 +372,29 @@ def test_who_is_ready_stays_and_the_loop_stops_when_nobody_else_can_go_on():
     assert figures(worker.world)["retracted"] == 0
 
 
+def test_a_worker_whose_rows_are_all_ready_has_nothing_to_do_until_one_is_fetched():
+    """Else the process that drives it would turn round and round for nothing."""
+    worker, _ = workers()
+    worker.submit(jobs()[:PLACES])
+    assert worker.is_busy
+    ready = []
+    for _ in range(100):
+        ready += worker.turn()[0]
+        if not worker.is_busy:
+            break
+    assert 0 < len(ready) < PLACES
+    worker.end(ready[:1])
+    assert worker.is_busy
+    while worker.is_busy:
+        ready += worker.turn()[0]
+    assert len(ready) < PLACES
+    worker.cancel_all()
+    assert worker.is_busy
+    while worker.is_busy:
+        worker.turn()
+    assert worker.open_jobs == 0
+
+
 def test_a_piece_of_a_request_that_is_not_here_is_refused():
     worker, _ = prefilling(0)
     length = LONGEST - 1

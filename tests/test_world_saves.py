@@ -4,9 +4,11 @@ What is loaded afterwards is the old state or the new one, bit for bit, and keep
 """
 
 import errno
+import fcntl
 import os
 import pickle
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,7 @@ import swa_jax as swa
 from swa_jax import prefix_cache
 from swa_jax.host_cache.page_file import decode, encode
 from swa_jax.host_cache.storage import page_keys
-from swa_jax.saved_state import restore_state, save_state
+from swa_jax.saved_state import failed_save, restore_state, save_state
 from swa_jax.saved_state.directory import read_arrays, write_arrays
 
 
@@ -93,6 +95,50 @@ def test_a_save_on_a_full_disk_leaves_the_one_before(left, tmp_path):
     assert is_of(restored(path), old)
     save_state(path, *new)
     assert is_of(restored(path), new)
+
+
+def test_several_that_save_and_read_at_once_take_turns(tmp_path):
+    """Each save is whole, none of them fails, and no reader sees one go away."""
+
+    def save(number):
+        write_arrays(tmp_path, {"a": 1}, {"all": np.full(1000, number)})
+
+    def read():
+        return set(read_arrays(tmp_path, {"a": 1})["all"].tolist())
+
+    save(0)
+    with ThreadPoolExecutor(4) as pool:
+        saves = [pool.submit(save, number) for number in range(1, 7)]
+        reads = [pool.submit(read) for _ in range(6)]
+        for done in saves:
+            done.result()
+    assert all(len(done.result()) == 1 for done in reads)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_half_saves_are_cleared_while_nobody_else_saves(tmp_path, monkeypatch):
+    """Else the half save of the next one in turn would go with them."""
+    seen = []
+
+    def free(folder):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(handle)
+        return True
+
+    def no_space(*_args, **_kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(orbax.checkpoint.CheckpointManager, "save", no_space)
+    monkeypatch.setattr(failed_save, "_remove_halves", lambda folder: seen.append(free(folder)))
+    with pytest.raises(OSError, match="cannot be saved: No space left"):
+        write_arrays(tmp_path, {}, {"a": np.zeros(4)})
+    assert seen == [False]
+    assert free(tmp_path)
 
 
 def test_a_first_save_on_a_full_disk_leaves_nothing(tmp_path):

@@ -68,6 +68,7 @@ class PrefillWorker:
         self._places: dict[int, int] = {}  # by name
         self._free = places
         self._ready: set[int] = set()
+        self._stands = False  # the last turn came to no step, and nothing has come in since
         self.bundle_shape = bundle_shape(self.model, config, self.size, self.world)
 
     @property
@@ -77,8 +78,13 @@ class PrefillWorker:
 
     @property
     def is_busy(self) -> bool:
-        """There is something to compute."""
-        return bool(self._waiting) or len(self._places) > len(self._ready)
+        """There is something to compute, and room to compute it in.
+
+        False too while what is ready holds all that the rest waits for: until some of it has been
+        fetched or is cancelled, another turn would do nothing.
+        """
+        some = bool(self._waiting) or len(self._places) > len(self._ready)
+        return some and not self._stands
 
     def submit(self, jobs: Iterable[Job]) -> None:
         """Takes jobs, to be computed in this order.
@@ -89,6 +95,7 @@ class PrefillWorker:
         new = list(jobs)
         check_new(new, {*self._places, *(job.name for job in self._waiting)})
         self._waiting.extend(new)
+        self._stands = False
 
     def is_ready(self, name: int) -> bool:
         """The KV of a job can be sent."""
@@ -96,12 +103,13 @@ class PrefillWorker:
 
     def end(self, names: Sequence[int]) -> None:
         """The KV of these has arrived: their pages go to the cache in the next turn."""
+        self._stands = False
         for at in places_in_parts(self._places, names, self.size.pieces):
             self.world = _end_sent(self.config, self.world, at)
 
     def cancel(self, names: Sequence[int]) -> None:
         """Ends jobs; what was computed of them goes to the cache. Unknown names: nothing."""
-        gone = set(names)
+        self._stands, gone = False, set(names)
         self._waiting = deque(job for job in self._waiting if job.name not in gone)
         for at in places_in_parts(self._places, names, self.size.pieces):
             self.world = _cancel(self.world, at)
@@ -120,6 +128,7 @@ class PrefillWorker:
         self._seat()
         if not self._places:
             return [], []
+        before = int(self.world.stats.steps)
         self.world = run_steps(
             self.model,
             self._params,
@@ -129,8 +138,8 @@ class PrefillWorker:
             draft_params=self._draft_params,
         )
         queue = self.world.queue
-        can, status, reason = jax.device_get(
-            (_ready(self.config, self.world), queue.status, queue.reason)
+        can, status, reason, taken = jax.device_get(
+            (_ready(self.config, self.world), queue.status, queue.reason, self.world.stats.steps)
         )
         places = list(self._places.items())
         new = [name for name, place in places if can[place] and name not in self._ready]
@@ -139,6 +148,7 @@ class PrefillWorker:
             (name, FINISH_REASONS[reason[place]]) for name, place in places if status[place] == DONE
         ]
         self._forget([name for name, _ in done])
+        self._stands = int(taken) == before and not done
         return new, done
 
     def pack(self, wanted: Sequence[tuple[int, HostAsk, int, int]]) -> Parcel:

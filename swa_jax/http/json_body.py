@@ -4,33 +4,52 @@ import json
 import math
 from typing import Any, NoReturn
 
+import numpy as np
 from starlette.requests import Request
 
 from swa_jax.http.errors import ApiError, bad_value
 from swa_jax.replay.trace_lines import show
 
 MOST_BYTES = 32 * 2**20
+# Lists and objects. Two bytes of text make one, and it takes sixty: those of a long body would take
+# a gigabyte. A batch of prompts has one list for each.
+MOST_LISTS = 2**16
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The body, a JSON object.
+    """The body, a JSON object in UTF-8.
 
     Raises:
-      ApiError: it is none, or too long.
+      ApiError: it is none, too long, or of too many lists and objects.
     """
     content = bytearray()
     async for part in request.stream():
         content += part
         if len(content) > MOST_BYTES:
             raise ApiError(413, f"the body must be at most {MOST_BYTES} bytes")
+    if _lists(content) > MOST_LISTS:
+        raise ApiError(413, f"the body must have at most {MOST_LISTS} lists and objects")
     try:
-        body = json.loads(content, parse_constant=_no_number)
+        body = json.loads(content.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         why = str(error).partition(";")[0]  # past it Python advises the server, not the client
         raise ApiError(400, f"the body is not JSON: {why}") from None
     if not isinstance(body, dict):
         raise ApiError(400, f"the body must be a JSON object, got {show(body)}")
     return body
+
+
+def _lists(content: bytearray) -> int:
+    """Lists and objects that begin in a body; exact where there are too many."""
+    some = content.count(b"[") + content.count(b"{")
+    if some <= MOST_LISTS:
+        return some
+    # Prose and code have brackets too. With what is escaped gone, every quote begins or ends text.
+    plain = content.replace(b"\\\\", b"").replace(b'\\"', b"")
+    letters = np.frombuffer(plain, np.uint8)
+    begins = (letters == ord("[")) | (letters == ord("{"))
+    in_string = np.logical_xor.accumulate(letters == ord('"'))
+    return int(np.count_nonzero(begins & ~in_string))
 
 
 def _no_number(text: str) -> NoReturn:

@@ -21,6 +21,7 @@ import numpy as np
 from swa_jax.describe import Plain, as_json, differences
 from swa_jax.replay.trace_lines import show
 from swa_jax.saved_state.failed_save import failed_save_told
+from swa_jax.saved_state.turns import reading, saving_alone
 
 _FORMAT, _VERSION = "swa_jax saved state", 1
 _PREFIX = "swa_jax"  # of a save's directory, so that others in the directory are let alone
@@ -55,7 +56,8 @@ Manager: TypeAlias = Any  # Orbax's CheckpointManager; the library is imported l
 def write_arrays(path: str | Path, made: Plain, arrays: Arrays) -> None:
     """Saves arrays, in the place of what was saved before.
 
-    Killed at any moment, it leaves the save before, or this one, whole.
+    Killed at any moment, it leaves the save before, or this one, whole. Several that save into one
+    directory at once, or read from it, take turns.
 
     Args:
       path: a directory, made where it is missing. Nothing else in it is touched.
@@ -82,7 +84,13 @@ def write_arrays(path: str | Path, made: Plain, arrays: Arrays) -> None:
     items = {_ABOUT: ocp.args.JsonSave(about)}
     if stored:  # Orbax saves no tree without leaves
         items[_ARRAYS] = ocp.args.PyTreeSave(stored)
-    with failed_save_told(folder), _manager(ocp, folder, writes=True) as manager:
+    with failed_save_told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with (
+        saving_alone(folder),
+        failed_save_told(folder),
+        _manager(ocp, folder, writes=True) as manager,
+    ):
         step = manager.latest_step()
         manager.save(0 if step is None else step + 1, args=ocp.args.Composite(**items))
 
@@ -183,11 +191,12 @@ def _newest(path: str | Path) -> Iterator[tuple[Manager, int]]:
     ocp, folder = require_orbax(), Path(path).absolute()
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no directory {path} with a saved state")
-    step = max((step for step, save in _saves(folder) if _is_ours(save)), default=None)
-    if step is None:
-        raise FileNotFoundError(f"there is no finished save in {path}")
-    with _manager(ocp, folder, writes=False) as manager:
-        yield manager, step
+    with reading(folder):
+        step = max((step for step, save in _saves(folder) if _is_ours(save)), default=None)
+        if step is None:
+            raise FileNotFoundError(f"there is no finished save in {path}")
+        with _manager(ocp, folder, writes=False) as manager:
+            yield manager, step
 
 
 def _read_about(manager: Manager, step: int, path: str | Path) -> Plain:
