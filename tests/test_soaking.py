@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 from tests.soaking.command import SHARES, SHORT, choose, main
+from tests.soaking.host_part import HostPart
 from tests.soaking.memory import Held, is_constant
 from tests.soaking.part import Result, all_wrong, missing, soak
-from tests.soaking.planted import DOUBLE_FREE, LEAK, STALE_MAPPING, Plant
+from tests.soaking.planted import DOUBLE_FREE, LEAK, STALE_MAPPING, TAKEN_BLOCK, Plant
 from tests.soaking.rows_part import RowsPart
 from tests.soaking.serving_part import ServingPart
 from tests.soaking.watch import BrokenLawError
@@ -40,28 +41,54 @@ def test_every_kind_of_load_is_served_and_nothing_is_left(tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_pages_and_requests_go_to_the_host_and_come_back(tmp_path, capsys):
-    assert len(soaked(SHORT[-1:], 600, tmp_path, capsys)) == 1
+@pytest.mark.parametrize(
+    ("part", "requests"),
+    [
+        pytest.param("host:stored", 600, id="pages and requests go to the host and come back"),
+        pytest.param("loops:sampled", 1500, id="texts are drawn, and a model drafts them"),
+    ],
+)
+def test_other_kinds_of_load_are_served(part, requests, tmp_path, capsys):
+    assert len(soaked([part], requests, tmp_path, capsys)) == 1
 
 
 def planted(kind):
     return Plant(jnp.int32(kind), jnp.int32(STEP))
 
 
+def named(part):
+    """The law that a part says broke, just after the planted mistake."""
+    with pytest.raises(BrokenLawError) as seen:
+        part.run(5000, 5000, MIXED)
+    assert STEP <= seen.value.step <= STEP + 100
+    return seen.value.law
+
+
 LAWS = {
     LEAK: "every_page_has_its_owner",
     STALE_MAPPING: "allocator.",
     DOUBLE_FREE: "every_page_has_its_owner",
+    TAKEN_BLOCK: "allocator.",
 }
 
 
-@pytest.mark.parametrize("kind", LAWS, ids=["leak", "stale mapping", "double free"])
+@pytest.mark.parametrize("kind", LAWS, ids=["leak", "stale mapping", "double free", "taken block"])
 def test_a_mistake_in_the_serving_loop_is_named_with_its_step(kind):
-    part = ServingPart("tight", 0, planted(kind))
-    with pytest.raises(BrokenLawError) as seen:
-        part.run(5000, 5000, MIXED)
-    assert STEP <= seen.value.step <= STEP + 100
-    assert LAWS[kind] in seen.value.law
+    assert LAWS[kind] in named(ServingPart("unified", 0, planted(kind)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("config", "law"),
+    [("tight", "every_page_has_its_owner"), ("sampled", "nobody_names_what_is_foreign")],
+)
+def test_a_double_free_in_pools_of_their_own_is_named(config, law):
+    assert law in named(ServingPart(config, 0, planted(DOUBLE_FREE)))
+
+
+@pytest.mark.long
+def test_a_leak_within_a_slice_over_a_host_tier_is_named_with_its_step():
+    assert "every_page_has_its_owner" in named(HostPart("write_through", 0, plant=planted(LEAK)))
 
 
 # From that step on every row that is given up forgets a page, or frees twice what others may hold
@@ -75,11 +102,7 @@ OF_ROWS = {
 
 @pytest.mark.parametrize("kind", OF_ROWS, ids=["leak", "stale mapping", "double free"])
 def test_a_mistake_over_an_allocator_is_named_with_its_step(kind):
-    part = RowsPart("pages", 0, planted(kind))
-    with pytest.raises(BrokenLawError) as seen:
-        part.run(5000, 5000, MIXED)
-    assert STEP <= seen.value.step <= STEP + 100
-    assert OF_ROWS[kind] in seen.value.law
+    assert OF_ROWS[kind] in named(RowsPart("pages", 0, planted(kind)))
 
 
 def test_a_soak_in_which_something_never_happened_is_wrong():

@@ -15,7 +15,7 @@ from swa_jax.prefix_cache.keys import mix
 from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.requests import Requests, Sampling
 
-from .dice import one_in, roll, seed_of
+from .dice import bits, one_in, roll, seed_of
 from .traces import Traces
 
 # What a request is like.
@@ -184,14 +184,33 @@ def _tokens(
     return jax.lax.rem((words >> 1).astype(jnp.int32), jnp.int32(shape.vocab))
 
 
-def as_requests(asked: Asked, wanted: jax.Array) -> Requests:
-    """Requests [M]; those that bool[M] `wanted` leaves out are none."""
-    none = jnp.zeros_like(asked.new)
+def greedy(count: int) -> Sampling:
+    """So many requests take the likeliest token."""
+    none = jnp.zeros(count, jnp.int32)
+    return Sampling(none.astype(jnp.float32), none, jnp.ones(count, jnp.float32), none)
+
+
+def sampled(seeds: jax.Array) -> Sampling:
+    """How each of uint32[M] `seeds` draws its tokens; one in four takes the likeliest."""
+
+    def chosen(salt: int, values: jax.Array) -> jax.Array:
+        return values[roll(seeds, salt, 0, values.shape[0])]
+
+    return Sampling(
+        temperature=chosen(50, jnp.array([0, 0.5, 1, 2], jnp.float32)),
+        top_k=chosen(51, jnp.array([0, 0, 3], jnp.int32)),
+        top_p=chosen(52, jnp.array([1, 1, 0.9], jnp.float32)),
+        seed=bits(seeds, 53),
+    )
+
+
+def as_requests(asked: Asked, wanted: jax.Array, sampling: Sampling | None = None) -> Requests:
+    """Requests [M]; those that bool[M] `wanted` leaves out are none. Greedy by default."""
     return Requests(
         tokens=asked.tokens,
         prompt_lens=jnp.where(wanted, asked.prompt_len, 0),
         max_new_tokens=asked.new,
-        sampling=Sampling(none.astype(jnp.float32), none, jnp.ones_like(none, jnp.float32), none),
+        sampling=greedy(asked.new.shape[0]) if sampling is None else sampling,
         namespace=asked.namespace,
         ignore_eos=asked.ignore_eos,
     )

@@ -35,13 +35,15 @@ SHARES = {
     "allocator:full": Share(lambda seed: RowsPart("full", seed), 0.09, 5000),
     "loops:tight": Share(lambda seed: ServingPart("tight", seed), 0.10, 2500),
     "loops:tokens": Share(lambda seed: ServingPart("tokens", seed), 0.12, 2500),
-    "loops:roomy": Share(lambda seed: ServingPart("roomy", seed), 0.38, 5000),
+    "loops:roomy": Share(lambda seed: ServingPart("roomy", seed), 0.30, 5000),
+    "loops:unified": Share(lambda seed: ServingPart("unified", seed), 0.06, 2500),
+    "loops:sampled": Share(lambda seed: ServingPart("sampled", seed), 0.02, 1000),
     "disaggregated": Share(PairPart, 0.045, 500),
     "host:write_back": Share(lambda seed: HostPart("write_back", seed), 0.0025, 100),
     "host:stored": Share(lambda seed: HostPart("write_through", seed, stored=True), 0.0025, 100),
 }
 # One of each kind, and a part of a block: what compiles and runs in about two minutes.
-SHORT = ("loops:tight", "allocator:pages", "disaggregated", "host:stored")
+SHORT = ("loops:unified", "allocator:pages", "disaggregated", "host:stored")
 _SHORT_MINUTES = 5
 
 

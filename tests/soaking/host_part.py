@@ -1,7 +1,8 @@
 """The part with a host tier: pages and whole requests go to host memory and come back.
 
-The host is asked between slices of the loop, so this part is no single program; laws are looked at
-on the device after each call.
+The host is asked between slices of the loop, so this part is no single program. A slice is one, in
+which every law is looked at after every step; so is what the host did before it, and each request
+that leaves or comes back.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import functools
 import random
 from collections import Counter
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ import numpy as np
 import swa_jax as swa
 from swa_jax import serving
 from swa_jax.host_cache import HostCache, HostConfig, HostedServing, MemoryStorage
+from swa_jax.host_cache import hosted as between_slices
 from swa_jax.host_cache.check import check_index
 from swa_jax.serving import HostedRequest, ServingConfig
 from swa_jax.serving.hosted import resume_from_host, retract_to_host
@@ -28,12 +31,23 @@ from swa_jax.serving.world_pools import world_pools
 from .asking import KINDS, Shape
 from .dice import seed_of
 from .laws import world_laws
-from .loops import COUNTS, Load, Static, collect, disturb, law_names, new_load, refill
+from .loops import (
+    COUNTS,
+    Load,
+    Static,
+    collect,
+    disturb,
+    law_names,
+    new_load,
+    refill,
+    spoiled,
+)
 from .part import Left
+from .planted import Plant, no_plant
 from .serving_part import MODEL, NEW, PLACES, VOCAB, WINDOW
 from .take_apart import take_apart
 from .traces import Traces, load_traces
-from .watch import look, raise_if_broken
+from .watch import is_intact, look, raise_if_broken
 from .weather import Block, Weather
 
 CONFIG = ServingConfig(
@@ -59,6 +73,7 @@ NEEDS = (
     "cache_hits",
     "session_hits",
     "cancelled_running",
+    "slices_of_several_steps",
 )
 
 
@@ -71,10 +86,31 @@ def _between(static: Static, load: Load, traces: Traces, weather: Weather) -> Lo
     return disturb(load, weather, seed)
 
 
+def _laws(static: Static, load: Load, goes_on: jax.Array) -> dict[str, jax.Array]:
+    return world_laws(static.config, load.world) | load.texts | {"it_goes_on": goes_on}
+
+
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _look(static: Static, load: Load, goes_on: jax.Array) -> Load:
-    laws = world_laws(static.config, load.world) | load.texts | {"it_goes_on": goes_on}
-    return load._replace(watch=look(load.watch, laws))
+    return load._replace(watch=look(load.watch, _laws(static, load, goes_on)))
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _slice(static: Static, load: Load, steps: jax.Array, goes_on: jax.Array, plant: Plant) -> Load:
+    """What `serving.run_steps` does, with a look at every law after each step."""
+
+    def more(carry: tuple[Load, jax.Array]) -> jax.Array:
+        load, left = carry
+        return serving.unfinished(load.world) & (left > 0) & is_intact(load.watch)
+
+    def one(carry: tuple[Load, jax.Array]) -> tuple[Load, jax.Array]:
+        load, left = carry
+        world = spoiled(static.config, load.world, plant, load.watch.steps)
+        world = serving.step(static.model, static.config, None, None, world)
+        load = load._replace(world=world)
+        return load._replace(watch=look(load.watch, _laws(static, load, goes_on))), left - 1
+
+    return jax.lax.while_loop(more, one, (load, steps))[0]
 
 
 class HostPart:
@@ -82,12 +118,15 @@ class HostPart:
 
     group, needs = "host tier", NEEDS
 
-    def __init__(self, policy: str, seed: int, *, stored: bool = False) -> None:
+    def __init__(
+        self, policy: str, seed: int, *, stored: bool = False, plant: Plant | None = None
+    ) -> None:
         """Nothing has come yet."""
         self.name = f"host tier, {policy}"
         self._static = Static(MODEL, CONFIG, Shape.of(CONFIG, VOCAB, 2))
         self._load: Load = new_load(self._static, PLACES, seed)
         self._traces = load_traces()
+        self._plant = no_plant() if plant is None else plant
         self._names = law_names(self._static, self._load)
         world = self._load.world
         assert world.cache is not None
@@ -106,7 +145,7 @@ class HostPart:
         watch = self._load.watch._replace(looks=jnp.int32(0))
         fresh = self._load._replace(counts=counts, quota=jnp.int32(quota), watch=watch)
         self._load = jax.tree.map(jnp.array, fresh)
-        steps, self._found = int(watch.steps), Counter()
+        steps, self._found = self._steps(), Counter()
         restored = self._serving.restored_full, self._serving.restored_swa
         weather, ended = dataclasses.replace(block, cancel=8, fence=0).weather, 0
         while ended < goal:
@@ -119,7 +158,8 @@ class HostPart:
             self._turn()
         found = self._found
         found.update({name: int(count) for name, count in self._load.counts.items()})
-        found["steps"] = int(self._load.watch.steps) - steps
+        found["steps"] = self._steps() - steps
+        found["looks_between_steps"] = int(self._load.watch.steps - watch.steps) - found["steps"]
         found["looks"] = int(self._load.watch.looks)
         found["restored_full_tokens"] = self._serving.restored_full - restored[0]
         found["restored_swa_tokens"] = self._serving.restored_swa - restored[1]
@@ -129,7 +169,10 @@ class HostPart:
 
     def _turn(self) -> None:
         """A slice, and perhaps a request that leaves for the host or comes back."""
-        self._see(self._serving.run(None, self._load.world, _SLICE))
+        # The tier's own loop over slices, with these in place of its own.
+        with mock.patch.object(between_slices, "run_steps", self._run_steps):
+            world = self._serving.run(None, self._load.world, _SLICE)
+        self._see(world)
         rows = [int(place) for place in np.asarray(self._load.world.rows.request)]
         running = [place for place in rows if place != NO_REQUEST]
         if running and len(self._away) < 3 and self._dice.random() < 0.3:
@@ -155,10 +198,35 @@ class HostPart:
         if waits and not ok:
             self._away.append(gone)
 
+    def _run_steps(
+        self,
+        model: serving.ServingModel,
+        params: None,
+        config: ServingConfig,
+        world: serving.World,
+        steps: int,
+        *,
+        draft_params: None,
+    ) -> serving.World:
+        """In place of `serving.run_steps`."""
+        self._see(world)
+        before, goes_on = self._steps(), jnp.asarray(self._stall < _PATIENCE)
+        self._load = _slice(self._static, self._load, jnp.int32(steps), goes_on, self._plant)
+        self._raise_if_broken("in a slice")
+        self._found["slices_of_several_steps"] += self._steps() - before > 1
+        return self._load.world
+
     def _see(self, world: serving.World) -> None:
         load = self._load._replace(world=world)
         self._load = _look(self._static, load, jnp.asarray(self._stall < _PATIENCE))
-        raise_if_broken(self.name, self._names, self._load.watch)
+        self._raise_if_broken("between slices")
+
+    def _raise_if_broken(self, where: str) -> None:
+        more = f"{where}, {self._steps()} steps of the loop so far"
+        raise_if_broken(self.name, self._names, self._load.watch, more)
+
+    def _steps(self) -> int:
+        return int(self._load.world.stats.steps)
 
     def close(self) -> Left:
         """See `Part.close`."""

@@ -15,8 +15,10 @@ from swa_jax.disagg.inbox import Inbox, own_pages
 from swa_jax.only_if import only_if
 from swa_jax.paging import page_of, pages_for
 from swa_jax.serving.config import ServingConfig
+from swa_jax.serving.draft_model import DraftModel
 from swa_jax.serving.queue import DONE, EMPTY, Queue
 from swa_jax.serving.requests import LENGTH, STOP
+from swa_jax.serving.sample import sample
 from swa_jax.serving.world import World, of_rows, running
 from swa_jax.state import UNMAPPED
 from tests.ledger_model import Ledger
@@ -56,9 +58,13 @@ def world_laws(
     tree = prefix_cache.invariants(cache, state)
     laws |= {f"prefix_cache.{name}": holds for name, holds in tree.items()}
     laws["no_faults"] = jnp.sum(state.faults, dtype=jnp.int32) == 0
+    if state.owner_tags is not None:
+        laws["nobody_names_what_is_foreign"] = state.owner_tags.foreign == 0
     laws["no_grant_refused"] = world.stats.refused == 0
     laws |= _owners(world, rows, inbox)
     laws["one_tenant"] = _one_tenant(world, rows)
+    if isinstance(config.draft, DraftModel):
+        laws["the_draft_has_the_text"] = _draft_has_the_text(config.draft, world, rows)
     if inbox is not None:
         own = (jnp.sum(part, dtype=jnp.int32) for part in (rows.own, rows.live))
         others = disagg.invariants(inbox, state, cache, others=(next(own), next(own)))
@@ -101,22 +107,53 @@ def _one_tenant(world: World, rows: RowPages) -> jax.Array:
     return jnp.all(~rows.shared | good)
 
 
+def _draft_has_the_text(draft: DraftModel, world: World, rows: RowPages) -> jax.Array:
+    """bool[] the KV of a `Ledger` that drafts is the text too, of every token that a row holds.
+
+    A draft from a wrong page would only be refused: no text would show it.
+    """
+    state, size = world.allocator, world.allocator.config.page_size
+    pools = draft.pools(world.draft)
+    place = jnp.arange(rows.pages.shape[1] * size, dtype=jnp.int32)
+    known = of_rows(world.rows, world.queue.tokens)
+    text = known.at[:, place].get(mode="fill", fill_value=0).reshape(*rows.pages.shape, size)
+    held = (place[None, :] < world.rows.length[:, None]).reshape(text.shape)
+    held = held & running(world.rows)[:, None, None]
+    sides = state.full_to_swa.at[rows.pages].get(mode="clip")
+    has_side = (sides != UNMAPPED)[..., None]
+    full = pools.full[0].at[rows.pages].get(mode="clip")
+    of_swa = pools.swa[0].at[jnp.maximum(sides, 0)].get(mode="clip")
+    return jnp.all(~held | ((full == text) & (~has_side | (of_swa == text))))
+
+
 TEXT_LAWS = ("every_token_is_its_own", "nothing_after_an_end", "ends_are_right")
 
 
 def text_laws_if(
-    wanted: jax.Array, model: Ledger, queue: Queue, before: dict[str, jax.Array]
+    wanted: jax.Array,
+    model: Ledger,
+    queue: Queue,
+    before: dict[str, jax.Array],
+    *,
+    draws: bool = False,
 ) -> dict[str, jax.Array]:
     """`text_laws` where bool[] `wanted`, else `before`: they cost as much as a step."""
 
     def look(both: tuple[Queue, dict[str, jax.Array]]) -> tuple[Queue, dict[str, jax.Array]]:
-        return both[0], text_laws(model, both[0])
+        return both[0], text_laws(model, both[0], draws=draws)
 
     return only_if(wanted, look, (queue, before))[1]
 
 
-def text_laws(model: Ledger, queue: Queue) -> dict[str, jax.Array]:
-    """bool[] by name: each token that was generated is the one that follows; ends are right."""
+def text_laws(model: Ledger, queue: Queue, *, draws: bool = False) -> dict[str, jax.Array]:
+    """bool[] by name: each token that was generated is the one that follows; ends are right.
+
+    Args:
+      model: static.
+      queue: with the texts.
+      draws: static, tokens are sampled: the one that follows is what the text before it, the seed
+        and the place give when all places are drawn at once.
+    """
     known, prompt = queue.known[:, None], queue.prompt_lens[:, None]
     place = jnp.arange(queue.tokens.shape[1], dtype=jnp.int32)[None, :]
     made = (place >= prompt) & (place < known) & (queue.status != EMPTY)[:, None]
@@ -127,8 +164,12 @@ def text_laws(model: Ledger, queue: Queue) -> dict[str, jax.Array]:
     last = jnp.any(ends & (place == known - 1), axis=1)
     done = queue.status == DONE
     stopped, full = done & (queue.reason == STOP), done & (queue.reason == LENGTH)
+    right = _right(model, queue.tokens)
+    if draws:
+        logits = model.unembed(None, right.astype(jnp.float32)[..., None])
+        right = sample(logits, queue.sampling, jnp.broadcast_to(place, right.shape))
     holds = (
-        jnp.all(~made | (queue.tokens == _right(model, queue.tokens))),
+        jnp.all(~made | (queue.tokens == right)),
         ~jnp.any(ends & (place < known - 1)),
         jnp.all(~stopped | last) & jnp.all(~full | (queue.known == queue.limit)),
     )

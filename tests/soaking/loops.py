@@ -23,9 +23,21 @@ from swa_jax.serving.config import ServingConfig
 from swa_jax.serving.queue import DONE, EMPTY, RUNNING, WAITING
 from swa_jax.serving.requests import FINISH_REASONS, LENGTH, STOP
 from swa_jax.serving.world import World, running
+from swa_jax.state import AllocatorState
 from tests.ledger_model import Ledger
 
-from .asking import KINDS, SESSION, TENANTS, Shape, Talks, as_requests, ask, keep_talk, new_talks
+from .asking import (
+    KINDS,
+    SESSION,
+    TENANTS,
+    Shape,
+    Talks,
+    as_requests,
+    ask,
+    keep_talk,
+    new_talks,
+    sampled,
+)
 from .counting import added
 from .dice import one_in, roll, seed_of
 from .laws import TEXT_LAWS, chunks_of, text_laws_if, world_laws
@@ -51,6 +63,9 @@ COUNTS = (
     "pages_freed_in_groups",
     "steps_at_99.9_percent",
     "steps_with_a_refusal",
+    "drawn",
+    "blocks_to_full",
+    "blocks_to_swa",
 )
 
 
@@ -61,6 +76,7 @@ class Samples(NamedTuple):
     prompt_lens: jax.Array  # int32[X]
     known: jax.Array  # int32[X] 0: none here
     ignore_eos: jax.Array  # bool[X]
+    drawn: jax.Array  # bool[X] not the likeliest tokens
     so_far: jax.Array  # int32[]
 
 
@@ -86,6 +102,7 @@ class Static(NamedTuple):
     model: Ledger
     config: ServingConfig
     shape: Shape
+    draws: bool = False  # requests sample
 
 
 def new_load(static: Static, places: int, seed: int) -> Load:
@@ -97,7 +114,7 @@ def new_load(static: Static, places: int, seed: int) -> Load:
         world=serving.new_world(static.model, config, places),
         kinds=jnp.zeros(places, jnp.int32),
         talks=new_talks(TALKS, config.max_context),
-        samples=Samples(texts, none, none, none > 0, jnp.int32(0)),
+        samples=Samples(texts, none, none, none > 0, none > 0, jnp.int32(0)),
         seed=jnp.uint32(seed),
         turn=jnp.int32(0),
         quota=jnp.int32(0),
@@ -131,6 +148,8 @@ def collect(static: Static, load: Load, seed: jax.Array) -> Load:
         more[f"tenant_{tenant}"] = done & (queue.namespace == tenant)
     served = done & ((queue.reason == STOP) | (queue.reason == LENGTH))
     computed = jnp.where(queue.cached >= 0, queue.prompt_lens - queue.cached, 0)
+    drawn = queue.sampling.temperature > 0
+    more["drawn"] = done & drawn
     more["chunked"] = served & (chunks_of(config, computed) > 1)
     load = _add(load, **more)
     place = jnp.argmax(served).astype(jnp.int32)
@@ -143,9 +162,10 @@ def collect(static: Static, load: Load, seed: jax.Array) -> Load:
         prompt_lens=kept.prompt_lens.at[at].set(queue.prompt_lens[place], mode="drop"),
         known=kept.known.at[at].set(known, mode="drop"),
         ignore_eos=kept.ignore_eos.at[at].set(queue.ignore_eos[place], mode="drop"),
+        drawn=kept.drawn.at[at].set(drawn[place], mode="drop"),
         so_far=kept.so_far + (at < SAMPLES).astype(jnp.int32),
     )
-    texts = text_laws_if(jnp.any(done), static.model, queue, load.texts)
+    texts = text_laws_if(jnp.any(done), static.model, queue, load.texts, draws=static.draws)
     load = load._replace(texts=texts)
     places = jnp.arange(done.shape[0], dtype=jnp.int32)
     world = serving.release(load.world, jnp.where(done, places, -1))
@@ -161,7 +181,8 @@ def refill(static: Static, load: Load, traces: Traces, weather: Weather, seed: j
         return ask(static.shape, traces, load.talks, seed, weather.weights, load.turn + lane)
 
     asked = jax.vmap(one)(seeds, lane)
-    requests = as_requests(asked, lane < load.quota)
+    sampling = sampled(seeds) if static.draws else None
+    requests = as_requests(asked, lane < load.quota, sampling)
     world, places = serving.submit(static.config, load.world, requests)
     came = jnp.sum(places >= 0, dtype=jnp.int32)
     at = jnp.where(places >= 0, places, load.kinds.shape[0])
@@ -201,24 +222,46 @@ def turn(static: Static, load: Load, traces: Traces, weather: Weather, plant: Pl
     load = collect(static, load, seed)
     load = refill(static, load, traces, weather, seed)
     load = disturb(load, weather, seed)
-    world = load.world
-    row = jnp.argmax(world.rows.length - world.rows.owned_from).astype(jnp.int32)
-    first = jnp.arange(static.config.table_pages, dtype=jnp.int32) * static.config.pool.page_size
-    own = (first >= world.rows.owned_from[row]) & (first < world.rows.length[row])
-    slots = jnp.where(own, world.rows.table[row], 0)
-    spoiled = spoil(world.allocator, plant, load.watch.steps, slots)
-    world = replace(world, allocator=spoiled)
+    world = spoiled(static.config, load.world, plant, load.watch.steps)
     world = serving.step(static.model, static.config, None, None, world)
     return _look(static, load._replace(world=world), before)
+
+
+def spoiled(config: ServingConfig, world: World, plant: Plant, step: jax.Array) -> World:
+    """The world after a mistake with the pages of the row that has most of its own."""
+    rows = world.rows
+    row = jnp.argmax(rows.length - rows.owned_from).astype(jnp.int32)
+    first = jnp.arange(config.table_pages, dtype=jnp.int32) * config.pool.page_size
+    own = (first >= rows.owned_from[row]) & (first < rows.length[row])
+    slots = jnp.where(own, rows.table[row], 0)
+    return replace(world, allocator=spoil(world.allocator, plant, step, slots))
+
+
+def _is_full(allocator: AllocatorState) -> jax.Array:
+    """bool[] 99.9 % of the full pool are held, or of what both pools share."""
+    config, layout = allocator.config, allocator.config.unified_layout
+    full, of_swa = held_pages(allocator)
+    if layout is None:
+        return full * 1000 >= jnp.int32(config.full_pages) * 999
+    held = full * layout.full_units + of_swa * layout.swa_units
+    return held * 1000 >= jnp.int32(layout.blocks * layout.block_units) * 999
+
+
+def _moved_blocks(before: AllocatorState, after: AllocatorState) -> dict[str, jax.Array]:
+    """bool[B] by count: blocks of one budget that a step has given to the other pool."""
+    then, now = before.block_is_full, after.block_is_full
+    if then is None or now is None:
+        return {}
+    return {"blocks_to_full": now & ~then, "blocks_to_swa": then & ~now}
 
 
 def _look(static: Static, load: Load, before: World) -> Load:
     """Every law, and how full the pools are."""
     world, config = load.world, static.config
-    held, _ = held_pages(world.allocator)
-    full = held * 1000 >= jnp.int32(config.pool.full_pages) * 999
+    full = _is_full(world.allocator)
     waits = jnp.any(world.queue.status == WAITING) & jnp.any(~running(world.rows))
     load = _add(load, **{"steps_at_99.9_percent": full, "steps_with_a_refusal": waits})
+    load = _add(load, **_moved_blocks(before.allocator, world.allocator))
     now, then = world.stats, before.stats
     moved = (now.generated != then.generated) | (now.prefilled != then.prefilled)
     moved = moved | (now.finished != then.finished)

@@ -13,7 +13,7 @@ import swa_jax as swa
 from swa_jax.pool import peek
 from swa_jax.state import PAD_SLOT, UNMAPPED, AllocatorState
 
-NOTHING, LEAK, STALE_MAPPING, DOUBLE_FREE = range(4)
+NOTHING, LEAK, STALE_MAPPING, DOUBLE_FREE, TAKEN_BLOCK = range(5)
 
 
 class Plant(NamedTuple):
@@ -48,4 +48,10 @@ def spoil(state: AllocatorState, plant: Plant, step: jax.Array, slots: jax.Array
     target = jnp.max(state.full_to_swa)
     at = jnp.where((due == STALE_MAPPING) & (target != UNMAPPED), page, state.full_to_swa.shape[0])
     mapping = state.full_to_swa.at[at].set(target, mode="drop")
-    return replace(state, full_to_swa=mapping)
+    state = replace(state, full_to_swa=mapping)
+    if state.block_is_full is None:
+        return state
+    # A block of one budget that goes to the other pool with all that is in it.
+    is_full = state.block_is_full
+    taken = is_full.at[0].set(is_full[0] ^ (due == TAKEN_BLOCK))
+    return replace(state, block_is_full=taken)
