@@ -410,7 +410,7 @@ def test_old_reservations_end_and_young_ones_stay():
     side.inbox = disagg.tick(disagg.tick(side.inbox))
     young = side.preallocate(WORDS, 9)
     side.inbox = disagg.tick(side.inbox)
-    side.abort_older(2)
+    side.abort_older(3)
     refuses(side, lambda: side.abort(old.ticket))
     side.check_all()
     assert side.left() == (52, 20)

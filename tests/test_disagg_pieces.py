@@ -13,7 +13,7 @@ import pytest
 
 import swa_jax as swa
 from swa_jax.disagg.bundles import BundleSize, HostAsk
-from swa_jax.disagg.commit import has_arrived
+from swa_jax.disagg.commit import _holding, has_arrived
 from swa_jax.disagg.decode_peer import DecodePeer
 from swa_jax.disagg.inbox import (
     Ticket,
@@ -29,8 +29,10 @@ from swa_jax.disagg.inbox import (
 )
 from swa_jax.disagg.jobs import LOST, Job, check_new, places_in_parts
 from swa_jax.disagg.links import DeviceLink, LinkError, local_channels
+from swa_jax.disagg.preallocate import _need
 from swa_jax.disagg.prefill_peer import PrefillPeer
 from swa_jax.disagg.receive import _Part
+from swa_jax.prefix_cache import Match
 
 MOST = 2**31 - 1
 PLACES, PAGE, TOKENS = 4, 4, 20
@@ -93,6 +95,38 @@ def test_own_pages_are_those_past_the_prefix_and_the_windows_start(pool):
         assert [int(each) for each in reserved] == [np.sum(full_right), np.sum(swa_right)]
         needs = new_pages(pool, *map(jnp.int32, (prefix[0], start[0], length[0])))
         assert [int(each) for each in needs] == [np.sum(full_right[0]), np.sum(swa_right[0])]
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        swa.PoolConfig(64, 40, PAGE),
+        swa.PoolConfig(40, 64, PAGE),
+        swa.PoolConfig(40, 16, PAGE, 7),
+        swa.PoolConfig.pure_swa(16, PAGE, 7),
+    ],
+)
+def test_what_the_empty_pools_could_not_hold_never_comes(pool):
+    need = jax.jit(lambda *asked: vars(_need(pool, None, Match(*[jnp.int32(0)] * 3), *asked)))
+    full_most, swa_most = pool.full_pages, pool.swa_pages
+    for length in range(80):
+        pages, dead = -(-length // PAGE), 0
+        if pool.sliding_window is not None:
+            dead = max(length - pool.sliding_window, 0) // PAGE
+        full = pages - dead if pool.pure_swa_pool else pages
+        never = full > (swa_most if pool.pure_swa_pool else full_most) or pages - dead > swa_most
+        got = need(jnp.int32(length), jnp.asarray(True))
+        found = [got[name].item() for name in ("full", "swa", "never")]
+        assert found == [full, pages - dead, never]
+    assert need(jnp.int32(1), jnp.asarray(False))["never"]
+
+
+def test_without_a_tree_the_last_token_is_where_the_table_says():
+    table, lengths = np.arange(PAGE, PAGE * (PLACES * 5 + 1), PAGE).reshape(PLACES, 5), [0, 1, 4, 7]
+    inbox = inbox_with(length=lengths, table=table)
+    found = [int(_holding(inbox, jnp.int32(place)).last_loc) for place in range(PLACES)]
+    ends = [table[row, (n - 1) // PAGE] + (n - 1) % PAGE for row, n in enumerate(lengths)]
+    assert found == [-1, *ends[1:]]
 
 
 def test_all_is_here_when_both_sides_are():

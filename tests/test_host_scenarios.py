@@ -5,10 +5,12 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compare import ints
 from host_pair import HostWorld
 
 import swa_jax as swa
 from swa_jax.host_cache import token_keys
+from swa_jax.host_cache.claim import claim
 
 # The pools of every test of the tier. What a report has less is held by somebody else.
 POOL = swa.PoolConfig(48, 24, 4, 6)
@@ -154,3 +156,17 @@ def test_a_tree_whose_clock_went_back_is_read_again() -> None:
     a, b = tree.find(token_keys(TEXT, 4, is_bigram=True), 0)
     moved(world, world.cache, tokens=([a], cache.tokens[a] + 1))
     assert tree.path(b).keys[0] == (cache.tokens[a] + 1).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("pages", "ok"), [(-1, False), (0, False), (1, True), (2, True), (3, False)]
+)
+def test_a_claim_is_of_whole_pages_of_the_prompt(pages, ok) -> None:
+    world = HostWorld(POOL, 64, 64, is_bigram=True)
+    tokens = ints(TEXT, world.width)
+    yes = np.ones((world.width - 1) // 4, bool)
+    numbers = (jnp.int32(number) for number in (len(TEXT), 0, pages))
+    cache, state, got = claim(world.cache, world.state, tokens, *numbers, yes, yes)
+    assert bool(got.ok) == ok
+    assert int(cache.in_tree.sum()) == int((state.full.holders[1:] > 0).sum()) == pages * ok
+    assert (int(got.full_short), int(got.swa_short)) == (0, 0)

@@ -202,8 +202,8 @@ def test_rows_that_are_off_hold_one_token_of_the_padding_page():
     assert tables.cu_q_lens.tolist() == [0, 0, 2, 2, 2]
     assert tables.num_seqs.tolist() == [2]
     assert not np.asarray(tables.full_page_indices)[[0, 2, 3]].any()
-    below = page_tables(state, slots, [9, 22, -5, 7], [-3, 2, 1, 0])
-    assert below.cu_q_lens.tolist() == [0, 0, 2, 3, 3]
+    below = page_tables(state, slots, [9, 22, 0, -5], [-3, 2, 0, 1])
+    assert below.cu_q_lens.tolist() == [0, 0, 2, 2, 3]
     assert not np.asarray(below.full_page_indices)[[0, 2, 3]].any()
     nobody = page_tables(state, slots, [9, 22, 0, 7], [0, 0, 0, 0])
     assert nobody.num_seqs.tolist() == [0]

@@ -107,6 +107,13 @@ def test_places_past_the_granted_tokens_hold_nothing(capacity):
     assert grant.slots.tolist() == slots + [0] * (capacity - len(slots))
 
 
+def test_a_row_that_cannot_be_is_counted_once_however_long_it_says_it_is():
+    state = init(PoolConfig(64, 64, 16))
+    after, grant = alloc_extend(state, [-1, 0], [40, 3], [-1, -1], capacity=12)
+    assert not grant.ok
+    assert sum(faults(after).values()) == faults(after)["bad_length"] == 1
+
+
 def test_a_second_begin_is_counted_and_the_end_releases_both_pools():
     state = init(PoolConfig(SIZE, SIZE))
     state = dataclasses.replace(state, full=pool_with(1, 2, 3), swa=pool_with(0, 1, 2))

@@ -1,11 +1,14 @@
 """A running request and the tree: what it stands on stays the tree's."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import pytest
 
 import swa_jax as swa
 from swa_jax import prefix_cache
-from swa_jax.prefix_cache.own import give_to_tree
+from swa_jax.prefix_cache.own import give_to_tree, receipt_of, with_receipt
+from swa_jax.prefix_cache.receipts import Receipt
 
 P = 4
 
@@ -35,3 +38,21 @@ def test_a_request_that_has_computed_nothing_yet_gives_nothing_away(is_bigram):
     cache = prefix_cache.unlock(cache, holding.receipt)
     prefix_cache.check(cache, state)
     assert int(prefix_cache.full_protected_size(cache)) == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    receipts: Receipt  # [3]
+
+
+@pytest.mark.parametrize("row", range(4))
+def test_the_receipt_of_a_row_past_the_end_is_nobodys(row):
+    names = [field.name for field in dataclasses.fields(Receipt)]
+    before = {name: [10 * n, 10 * n + 1, 10 * n + 2] for n, name in enumerate(names)}
+    rows = Rows(Receipt(**{name: jnp.asarray(values) for name, values in before.items()}))
+    new = Receipt(*(jnp.int32(number) for number in (7, 8, 9, 6)))
+    after = with_receipt(rows, jnp.int32(row), new)
+    for n, name in enumerate(names):
+        right = [(7, 8, 9, 6)[n] if each == row else before[name][each] for each in range(3)]
+        assert getattr(after.receipts, name).tolist() == right
+    assert int(receipt_of(after, jnp.int32(2)).node) == (7 if row == 2 else 2)

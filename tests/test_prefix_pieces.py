@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 import swa_jax as swa
 from swa_jax import prefix_cache
 from swa_jax.prefix_cache.find import table_place
+from swa_jax.prefix_cache.kept_windows import in_kept_window, window_pages
 from swa_jax.prefix_cache.select import least_k, over_subtrees, sum_over_subtrees, up_from
 from swa_jax.prefix_cache.table import lay_out_when_worn, name_nodes, strike_out
 from swa_jax.prefix_cache.tree import DELETED, EMPTY
@@ -86,6 +88,62 @@ def test_sums_and_extremes_over_subtrees():
         assert sums(*given).tolist() == [sum(value for value, _ in each) for each in below]
         assert largest(*given)[1:].tolist() == [max(v - 2 * n for v, n in b) for b in below[1:]]
         assert least(*given)[1:].tolist() == [min(v + n for v, n in b) for b in below[1:]]
+
+
+@pytest.mark.parametrize("few_levels", [1, 32])
+def test_pages_near_the_end_of_a_branch(few_levels, monkeypatch):
+    """Both ways of looking, and nodes that are gone but still say what they hung from."""
+    evict = importlib.import_module("swa_jax.prefix_cache.evict")
+    monkeypatch.setattr(evict, "_FEW_LEVELS", few_levels)
+    empty, window = prefix_cache.init(swa.PoolConfig(NODES - 1, NODES - 1, 1, 3)), 3
+
+    @jax.jit
+    def near_leaf(in_tree, parent, children, goes):
+        tree = {"in_tree": in_tree, "parent": parent, "children": children}
+        return evict._near_leaf(dataclasses.replace(empty, **tree), goes)
+
+    rng = np.random.default_rng(4)
+    for parent in trees():
+        lost, going = rng.random(NODES) < 0.1, rng.random(NODES) < 0.2
+        lines = [line_of(parent, node) for node in range(NODES)]
+        in_tree = np.array([bool(line) and not any(lost[line]) for line in lines])
+        goes = np.array([bool(line) and any(going[line]) for line in lines]) & in_tree
+        stays = in_tree & ~goes
+        above = set(parent[stays].tolist())
+        leaves = [node for node in np.flatnonzero(stays) if node not in above]
+        children = np.bincount(parent[in_tree], minlength=NODES)
+        given = in_tree, parent.astype(np.int32), children.astype(np.int32), goes
+        near = np.asarray(near_leaf(*map(jnp.asarray, given)))
+        assert set(np.flatnonzero(near & stays)) == {
+            n for leaf in leaves for n in lines[leaf][:window]
+        }
+
+
+@pytest.mark.parametrize(
+    ("pool", "pages", "ends"),
+    [
+        (swa.PoolConfig(64, 32, 1, 3), 3, range(16, 65, 16)),  # 12 pages apart, and so 16
+        (swa.PoolConfig(64, 32, 4, 8), 2, range(8, 65, 8)),
+        (swa.PoolConfig(64, 64, 4, 4), 1, range(2, 65, 2)),
+        (swa.PoolConfig(64, 32, 4), 16, ()),
+    ],
+)
+def test_a_kept_window_is_the_pages_before_its_end(pool, pages, ends):
+    depth = jnp.arange(1, 65, dtype=jnp.int32)
+    kept = {end - back for end in ends for back in range(pages)}
+    assert window_pages(pool) == pages
+    assert set(depth[in_kept_window(pool, depth)].tolist()) == kept
+
+
+def test_what_is_not_lacking_is_not_evicted(monkeypatch):
+    lacking = importlib.import_module("swa_jax.prefix_cache.evict_lacking")
+    monkeypatch.setattr(lacking, "evict", lambda cache, state, **asked: asked)
+    cache = prefix_cache.init(swa.PoolConfig(128 * 4, 64 * 4, 4, 8))
+    for full in (-3, 0, 1, 5, 40):
+        asked = lacking.evict_lacking(cache, None, jnp.int32(full), jnp.int32(1 - full))
+        extra = [min(max(3 * max(n, 0), part), 8 * part) for n, part in ((full, 2), (1 - full, 1))]
+        right = [n + more if n > 0 else 0 for n, more in zip((full, 1 - full), extra, strict=True)]
+        assert [int(tokens) for tokens in asked.values()] == [4 * pages for pages in right]
 
 
 def steps_to(cache, node):

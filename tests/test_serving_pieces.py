@@ -1,18 +1,26 @@
 """What a serving step decides before it does anything, beside plain Python: many made-up worlds."""
 
 import dataclasses
+import importlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from ledger_model import Ledger
+from served_models import tiny
 
 import swa_jax as swa
+from swa_jax.prefix_cache import Match
 from swa_jax.serving import NGramDraft, ServingConfig, new_world
-from swa_jax.serving.admit import promise_fits, promised
+from swa_jax.serving.admit import _seat, promise_fits, promised
 from swa_jax.serving.chunk import plan_chunk
+from swa_jax.serving.decode import _note, _Outcome, _with_new
+from swa_jax.serving.moved_slots import MovedSlots
+from swa_jax.serving.queue import RUNNING, WAITING
 from swa_jax.serving.ready import ready_rows
+from swa_jax.serving.requests import LENGTH, STOP
+from swa_jax.serving.rollback import Kept
 from swa_jax.serving.room import (
     _may_retract,
     _short,
@@ -24,6 +32,7 @@ from swa_jax.serving.room import (
     newest_row,
     oldest_pages,
 )
+from swa_jax.serving.verify import Verified
 
 ROWS, PLACES, PAGE = 4, 5, 4
 CONFIG = ServingConfig(
@@ -232,3 +241,131 @@ def test_every_decision_is_what_the_rows_say(config):
             assert got[name] == answer, (name, plain)
         answers |= {(name, right[name]) for name in ("fits", "drafts fit", "stuck", "may retract")}
     assert len(answers) == 8  # both answers of each were met
+
+
+def test_in_one_budget_the_last_request_gives_way_if_nobody_else_holds_pages():
+    pool = swa.PoolConfig.unified(34 * 128, tiny(6, layer_kinds="SFS"), 2)
+    config = ServingConfig(pool, 24, max_running=2, prefill_rows=1, prefix_cache=False)
+    empty = new_world(Ledger(8), config, 3)
+    all_free = int(empty.allocator.full.num_free)
+
+    def may_retract(lengths, held, *, fenced=False):
+        rows = dataclasses.replace(
+            empty.rows,
+            request=jnp.asarray([0 if n else -1 for n in lengths], jnp.int32),
+            length=jnp.asarray(lengths, jnp.int32),
+        )
+        full = dataclasses.replace(empty.allocator.full, num_free=jnp.int32(all_free - held))
+        allocator = dataclasses.replace(
+            empty.allocator, full=full, group_open=jnp.asarray(fenced, bool)
+        )
+        return bool(
+            _may_retract(config, dataclasses.replace(empty, rows=rows, allocator=allocator))
+        )
+
+    assert may_retract([0, 7], held=4)  # alone: begun again, it may fit
+    assert not may_retract([0, 7], held=5)  # who holds the fifth page may give it back
+    assert may_retract([2, 7], held=6)
+    assert not may_retract([0, 0], held=0)
+    assert not may_retract([0, 7], held=4, fenced=True)
+    assert not may_retract([2, 7], held=5, fenced=True)
+
+
+@jax.jit
+def noted(world, tokens, slots, count, stops):
+    """What the loop writes down of a pass that gave int32[R, D] tokens, `count` of them kept."""
+    outcome = _Outcome(Verified(jnp.zeros_like(tokens), tokens, count), count, stops)
+    nothing = MovedSlots(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
+    kept = Kept(slots, world.rows.table + 1, nothing, nothing)
+    return _note(CONFIG, world, outcome, kept), _with_new(world, outcome)
+
+
+def test_new_tokens_are_noted_where_they_belong():
+    rng = np.random.default_rng(6)
+    for plain in worlds(6, 60):
+        place, length, limit = plain["request"], plain["length"], plain["limit"]
+        most = [
+            limit[at] - plain["known"][at] if at >= 0 and plain["known"][at] - n == 1 else 0
+            for at, n in zip(place, length, strict=True)
+        ]
+        count = [int(rng.integers(0, min(n, 3) + 1)) for n in most]
+        stops, new = rng.random(ROWS) < 0.4, rng.integers(1, 90, (ROWS, 3))
+        slots, texts = rng.integers(4, 60, (ROWS, 3)), rng.integers(1, 90, (PLACES, 48))
+        known, reason = list(plain["known"]), list(plain["reason"])
+        last, seen, right = [7] * ROWS, [texts[max(at, 0)].copy() for at in place], texts.copy()
+        for row, tokens in enumerate(count):
+            if tokens:
+                at, end = place[row], length[row] + 1 + tokens
+                right[at, end - tokens : end] = seen[row][end - tokens : end] = new[row, :tokens]
+                known[at], last[row] = end, slots[row, tokens - 1]
+                ends = STOP if stops[row] else LENGTH if end >= limit[at] else 0
+                reason[at] = max(reason[at], ends)
+        world = on_device(plain)
+        queue = dataclasses.replace(world.queue, tokens=jnp.asarray(texts, jnp.int32))
+        rows = dataclasses.replace(world.rows, last_loc=jnp.full(ROWS, 7, jnp.int32))
+        world = dataclasses.replace(world, queue=queue, rows=rows)
+        numbers = (jnp.asarray(each, jnp.int32) for each in (new, slots, count))
+        after, view = noted(world, *numbers, jnp.asarray(stops))
+        assert after.queue.tokens.tolist() == right.tolist()
+        assert view.tolist() == [each.tolist() for each in seen]
+        assert (after.queue.known.tolist(), after.queue.reason.tolist()) == (known, reason)
+        assert after.rows.length.tolist() == [n + k for n, k in zip(length, count, strict=True)]
+        assert after.rows.last_loc.tolist() == last
+        assert (after.rows.table == world.rows.table + 1).all()
+
+
+@jax.jit
+def seated(world, row, place, length, slots):
+    return _seat(CONFIG, world, row, place, Match(length, slots, jnp.int32(0)))
+
+
+@pytest.mark.parametrize("row", [*range(ROWS), ROWS])
+def test_a_request_takes_a_row_on_top_of_its_match_or_none(row):
+    rng = np.random.default_rng(row)
+    fields = ("request", "length", "evicted", "last_loc", "owned_from", "table")
+    for place in range(PLACES):
+        length, before = int(rng.integers(0, 4)) * PAGE, rng.integers(-1, 9, PLACES)
+        slots = np.where(np.arange(48) < length, rng.integers(1, 60, 48), 0)
+        queue = {"cached": before, "prompt_lens": np.full(PLACES, 9), "status": [WAITING] * PLACES}
+        queue = {name: jnp.asarray(value, jnp.int32) for name, value in queue.items()}
+        world = dataclasses.replace(EMPTY, queue=dataclasses.replace(EMPTY.queue, **queue))
+        after = seated(
+            world, *(jnp.asarray(each, jnp.int32) for each in (row, place, length, slots))
+        )
+        right = {name: np.array(getattr(EMPTY.rows, name)) for name in fields}
+        status, cached = [WAITING] * PLACES, before.tolist()
+        if row < ROWS:
+            first = slots[::PAGE][: CONFIG.table_pages]
+            last = int(slots[length - 1]) if length else -1
+            for name, value in zip(fields, (place, length, length, last, length), strict=False):
+                right[name][row] = value
+            right["table"][row] = np.pad(first, (0, CONFIG.table_pages - len(first)))
+            status[place] = RUNNING
+            cached[place] = min(length, 9) if before[place] < 0 else cached[place]
+        for name, value in right.items():
+            assert getattr(after.rows, name).tolist() == value.tolist(), name
+        assert (after.queue.status.tolist(), after.queue.cached.tolist()) == (status, cached)
+        counts = [int(after.stats.admitted), int(after.stats.cached)]
+        assert counts == [int(row < ROWS), length * (row < ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("stuck", "others", "right"),
+    [
+        (0, 1, [0, 0, 1]),
+        (1, 0, [0, 0, 1]),
+        (2, 0, [1, 0, 2]),
+        (9, 0, [1, 0, 2]),
+        (3, 1, [1, 1, 3]),
+        (9, 1, [1, 1, 3]),
+        (9, 2, [1, 2, 4]),
+    ],
+)
+def test_windows_are_left_once_and_the_last_request_stays(stuck, others, right, monkeypatch):
+    """Lock releases, retractions and evictions, while it is stuck up to so many evictions."""
+    room = importlib.import_module("swa_jax.serving.room")
+    for place, name in enumerate(("_release_passed", "_retract_newest", "_evict_short")):
+        monkeypatch.setattr(room, name, lambda _, counts, at=place: counts.at[at].add(1))
+    monkeypatch.setattr(room, "is_stuck", lambda _, counts: counts[2] < stuck)
+    monkeypatch.setattr(room, "_may_retract", lambda _, counts: counts[1] < others)
+    assert room.make_room(CONFIG, jnp.zeros(3, jnp.int32)).tolist() == right

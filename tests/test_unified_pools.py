@@ -106,6 +106,10 @@ def test_no_model_and_sizes_of_another_layout_are_refused():
         swa.PoolConfig.unified(2**30, "gpt")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="48 full and 32 SWA tokens; got 48 and 48"):
         swa.PoolConfig(48, 48, 2, 5, unified_layout=MIXED.unified_layout)
+    even = UnifiedLayout(blocks=16, block_units=1, full_units=1, swa_units=1, unit_bytes=128)
+    assert swa.PoolConfig(32, 32, 2, 5, unified_layout=even).unified_layout == even
+    with pytest.raises(ValueError, match="pools with one budget follow from its layout"):
+        swa.PoolConfig(32, 32, 2, 5, pure_swa_pool=True, unified_layout=even)
     state = swa.init(MIXED.apart)
     for call in (swa.unified_available, lambda state: swa.rebalance(state, 1, 1)):
         with pytest.raises(ValueError, match="two pools of fixed sizes"):

@@ -174,6 +174,19 @@ EXPLAINED: dict[str, str] = {
     ),
     'serving/verify:verify: mode="clip" => mode="fill"': "nodes are numbers of the tree's nodes",
     'serving/verify:verify: mode="clip" => mode="fill" #2': "nodes are numbers of the tree's nodes",
+    "page_table:_both_sides: slots > 0 => slots >= 0": (
+        "slot 0 lies in page 0, and a place that is not used reads slot 0"
+    ),
+    "page_table:_both_sides: look_up(state.full_to_swa, jnp.where(seen, full, PAD_PAGE)) => past "
+    "the end is the end": (
+        "every slot that is looked up lies inside the pool, so its page has a place in the mapping"
+    ),
+    "prefix_cache/select:up_from: carry[1] < starts.count => carry[1] <= starts.count": (
+        "one more block may be read, past the last mark, where every place reads as past the nodes"
+    ),
+    "prefix_cache/evict:_commit: carry[3] < leaving.count => carry[3] <= leaving.count": (
+        "one more block may be read, past the last mark, where every place names no page"
+    ),
     "prefix_cache/select:least_k: k > 0 => k >= 0": "where none is wanted, none is found: slower",
     "serving/admit:promised: where open_rows => open_rows | True #2": (
         "a row that is not open lacks no pages, so it is promised none"
@@ -234,6 +247,131 @@ EXPLAINED: dict[str, str] = {
     },
     "replay/grow:_share: where prefilling(rows) => prefilling(rows) | True": (
         "a row that does not prefill has at least its prompt already, so nothing of it is left"
+    ),
+    **{
+        f'{place}: mode="drop" => mode="clip"{again}': (
+            "the row, or the request, is the place of a largest value: never outside"
+        )
+        for place, again in (
+            ("replay/grow:_grow_prompt", ""),
+            ("replay/grow:_grow_prompt", " #2"),
+            ("replay/grow:grow.one", ""),
+            ("replay/admit:admit.one", ""),
+            ("replay/admit:admit.one", " #2"),
+            ("replay/admit:admit.one", " #3"),
+            ("serving/finish:finish.one", ""),
+        )
+    },
+    **{
+        f'replay/release:retract: mode="drop" => mode="clip"{again}': (
+            "a row is sent back while several run, and the newest of them has its request"
+        )
+        for again in ("", " #2")
+    },
+    **{
+        f'serving/prefill:_note: mode="drop" => mode="clip"{again}': (
+            "the rows of a chunk are the first of an order of all rows: never outside"
+        )
+        for again in ("", " #2", " #3", " #4")
+    },
+    **{
+        f'prefix_cache/locks:_add.up: mode="drop" => mode="clip"{again}': (
+            "a walk up the tree passes nothing but nodes"
+        )
+        for again in ("", " #2")
+    },
+    **{
+        f"prefix_cache/match:note_use: {change}": "the first `pages` nodes of a path are real nodes"
+        for change in (
+            "nodes > ROOT => nodes >= ROOT",
+            "(place < pages) & (nodes > ROOT) => (place < pages)",
+        )
+    },
+    **{
+        f"prefix_cache/insert:_read_own: where named => named | True{again}": (
+            "a place that is not named is not held, and nothing else is read of its page"
+        )
+        for again in ("", " #2")
+    },
+    "prefix_cache/insert:_give_up_copies: replace(state) => without scratch": (
+        "scratch comes back as it was; to hand it on only lets the compiler reuse its buffer"
+    ),
+    "prefix_cache/evict:_losing.choose: look_up(near, some) => past the end is the end": (
+        "a place past the nodes is not real, so it is not chosen whatever its keys are"
+    ),
+    "prefix_cache/evict:_near_leaf: pages > _FEW_LEVELS => pages >= _FEW_LEVELS": (
+        "chooses between two ways that find the same nodes"
+    ),
+    "prefix_cache/evict:_fallen.fall: look_up(inside, cache.parent) => past the end is the end": (
+        "a parent is a node, so it has a place"
+    ),
+    "prefix_cache/leaving:held_by_others: where jnp.any(shared) => jnp.any(shared) | True": (
+        "where nothing is shared nothing is found, after a longer look"
+    ),
+    "prefix_cache/leaving:held_by_others: cache.in_tree & (above > 0) => (above > 0)": (
+        "what is above a node is a node or the root, and `may_leave` asks `in_tree` as well"
+    ),
+    "prefix_cache/table:name_nodes: look_up(cache.hash, nodes) => past the end is the end": (
+        "one past the end seeks no place, whatever its hash"
+    ),
+    "prefix_cache/match:_match: look_up(nodes, jnp.maximum(pages - 1, 0)) => past the end is the "
+    "end": "a match has no more pages than the chain has places",
+    "prefix_cache/locks:_lock: where inside => inside | True": (
+        "what is read for a node outside is not used: `inside` is asked as well"
+    ),
+    "prefix_cache/locks:_lock: top > ROOT => top >= ROOT": "the root's depth is 0",
+    "prefix_cache/own:give_to_tree: column < pages => column <= pages": (
+        "of a path the first `pages` nodes are read"
+    ),
+    "host_cache/claim:_live: look_up(state.full_to_swa, chain.nodes) => past the end is the end": (
+        "a chain is of nodes and the root, which all have a place"
+    ),
+    'rebalance:_refill: mode="drop" => mode="clip"': "an order of blocks has no block outside",
+    **{
+        f"prefix_cache/select:sum_over_subtrees.look: {change}": (
+            "what is above a node is a node, and the root's own place is 0"
+        )
+        for change in (
+            'mode="drop" => mode="clip"',
+            'mode="drop" => mode="clip" #2',
+            "look_up(above, above) => past the end is the end",
+        )
+    },
+    "plan_free:plan_free_swa: held & ~bare & (left == 0) => (left == 0)": (
+        "a page that nobody holds, or that is bare, maps to nothing already (law 7), and a place "
+        "that names no page writes past the end"
+    ),
+    "unified:_block_units: block * BUDGET_SHARE <= units => block * BUDGET_SHARE < units": (
+        "at that many units the least wasteful of the small blocks is this one"
+    ),
+    "faults:fault_counts: count.ndim > 0 and count.size < _MANY => (count.ndim > 0)": (
+        "chooses between two ways to count that agree; the arrays of a call are of one length"
+    ),
+    "plan_free:name_pages: pages < jnp.int32(nowhere(state.full)) => "
+    "pages <= jnp.int32(nowhere(state.full))": (
+        "first_places marks no place that names no page: such a place reads the end of the list"
+    ),
+    "disagg/commit:: PrefixCache | None => (PrefixCache)": "a name of a type, for type checkers",
+    "disagg/commit:_holding: look_up(table, page_of(last, size)) => past the end is the end": (
+        "a table has a place for every page that a reservation can have"
+    ),
+    "disagg/commit:_holding: first > PAD_SLOT => first >= PAD_SLOT": (
+        "the page of the last token is there: no window leaves that one"
+    ),
+    "disagg/preallocate:_preallocate: where good => good | True": (
+        "a length that cannot be is refused for ever, whatever is cached"
+    ),
+    "serving/decode:_choose: stops & takes_part => (stops)": (
+        "a row that takes no part has no new token, and only rows with new ones get a reason"
+    ),
+    "serving/decode:_note: (count > 0) & (reason > 0) => (count > 0)": (
+        "the reason of a row that goes on is 0, and the larger of two is kept"
+    ),
+    'serving/rollback:roll_back: mode="clip" => mode="fill"': (
+        "a path is of numbers of the tree's nodes"
+    ),
+    "replay/grow:_grow_prompt: first < after => first <= after": (
+        "a page that begins where the row ends has its column written when it is opened"
     ),
     "inputs:whole_number: bool | np.bool_ => (bool)": (
         "operator.index refuses the bools of NumPy 2 by itself"

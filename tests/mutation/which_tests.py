@@ -6,6 +6,7 @@ from .judge import Tests
 from .patch import Mutant
 
 WALK = Tests("test_laws.py", r"long_walk\[pages of 4-1")
+ONE_POOL = Tests("test_laws.py", r"long_walk\[one pool-1")
 WALKS = Tests("test_laws.py", r"long_walk\[.*-1")
 LAWS = Tests("test_laws.py", r"test_law_0[1-8]|fault_kind")
 FAULTS = Tests("test_laws.py", "law_04_fault|fault_kind")
@@ -27,9 +28,12 @@ CHECK = Tests("test_check.py")
 INPUTS = Tests("test_inputs.py")
 CONFIG = Tests("test_config.py")
 LIMITS = Tests("test_limits.py")
+OWNERS = Tests("test_owners.py", r"tree|sides_of_a_mapping|rings_have|copy_belongs|each_row_of")
 CORE = [WALK, SEEDS, SCENARIOS, WALKS, LAWS]
 
 PREFIX_SCENARIOS = Tests("test_prefix_scenarios.py")
+COLLISIONS = Tests("test_prefix_cache.py", "under_the_same_hash|collides|never_share")
+LOCKS = Tests("test_prefix_scenarios.py", "b41|b44|b45")
 PREFIX_CALLS = Tests("test_prefix_cache.py")
 PREFIX_MISUSE = Tests("test_prefix_misuse.py", r"^(?!.*no_call_copies)")
 PREFIX_WALK = Tests("test_prefix_machine.py")
@@ -66,12 +70,8 @@ REPLAY = [
 ]
 
 GROUPS: dict[str, tuple[str, list[Tests]]] = {
-    "prefix_cache": (
-        "find insert match evict evict_lacking locks leaving kept_windows receipts",
-        PREFIX,
-    ),
-    "serving": ("finish rollback decode prefill", SERVING),
-    "disagg": ("preallocate receive commit abort inbox", DISAGG),
+    "serving": ("finish rollback prefill", SERVING),
+    "disagg": ("receive commit inbox", DISAGG),
     "host_cache": ("claim index plan", HOST),
     "replay": ("admit grow release", [Tests("test_replay_pieces.py"), *REPLAY]),
 }
@@ -80,30 +80,50 @@ TESTS: dict[str, list[Tests]] = {
     "pool.py": [POOL, *CORE, UNIFIED, LIMITS],
     "rank.py": [RANK, POOL, *CORE],
     "grant.py": [*CORE, SHARE, RINGS],
-    "plan_extend.py": [Tests("test_pool_pages.py", "past_the_granted"), *CORE, SHARE, LIMITS],
-    "plan_decode.py": [*CORE, SHARE],
+    "plan_extend.py": [
+        Tests("test_pool_pages.py", "past_the_granted|cannot_be"),
+        *CORE,
+        SHARE,
+        LIMITS,
+    ],
+    "plan_decode.py": [WALK, ONE_POOL, *CORE, SHARE],
     "plan_free.py": [BY_SNAPSHOT, *CORE, SHARE, RINGS],
     "free_blocks.py": [BLOCKS],
-    "last_page.py": [*CORE, SHARE],
+    "last_page.py": [WALK, ONE_POOL, *CORE, SHARE],
     "window.py": [WINDOW, *CORE, SHARE],
     "leave_windows.py": [Tests("test_leave_windows.py"), *REPLAY],
-    "mapping.py": [*CORE, SHARE],
+    "mapping.py": [*CORE, SHARE, OWNERS],
     "page_table.py": [Tests("test_page_table.py", r"^(?!.*(pallas|kernel|attention))")],
     "kv_rows.py": [Tests("test_kv_rows.py")],
-    "share.py": [SHARE_BORDERS, SHARE, Tests("test_share.py", "agree_with")],
+    "share.py": [SHARE_BORDERS, SHARE, Tests("test_share.py", "agree_with"), OWNERS],
     "share_pages.py": [Tests("test_leave_windows.py"), *SERVING],
     "group.py": [Tests("test_pool_pages.py", "second_begin"), SEEDS, SCENARIOS, WALK],
-    "request_ring.py": [RINGS, Tests("test_request_ring.py")],
+    "request_ring.py": [RINGS, Tests("test_request_ring.py"), OWNERS],
     "rebalance.py": [UNIFIED],
     "unified.py": [UNIFIED],
     "faults.py": [FAULTS, WALK, LAWS],
     "check.py": [BROKEN_LAWS, DAMAGE, CHECK, RINGS, UNIFIED],
     "inputs.py": [INPUTS, LAWS],
     "config.py": [CONFIG, RINGS, LIMITS, UNIFIED],
+    "prefix_cache/insert.py": [PREFIX_SCENARIOS, PREFIX_SHARE, OWNERS, *PREFIX],
+    "prefix_cache/find.py": [COLLISIONS, *PREFIX],
+    "prefix_cache/kept_windows.py": [PREFIX_PIECES, *PREFIX],
+    "prefix_cache/match.py": PREFIX,
+    "prefix_cache/locks.py": [LOCKS, PREFIX_MISUSE, *PREFIX],
+    "prefix_cache/receipts.py": [PREFIX_MISUSE, *PREFIX],
+    "prefix_cache/leaving.py": [PREFIX_SHARE, *PREFIX],
     "prefix_cache/own.py": [PREFIX_OWN, *PREFIX],
+    "prefix_cache/evict.py": [PREFIX_PIECES, *PREFIX],
+    "prefix_cache/evict_lacking.py": [PREFIX_PIECES, *PREFIX],
     "prefix_cache/select.py": [PREFIX_PIECES, *PREFIX],
     "prefix_cache/table.py": [PREFIX_PIECES, *PREFIX],
+    "disagg/preallocate.py": [
+        Tests("test_disagg_calls.py", "for_ever|nothing_to_send|missing|no_place"),
+        *DISAGG,
+    ],
+    "disagg/abort.py": [Tests("test_disagg_calls.py", "abort|old_reservations"), *DISAGG],
     "serving/verify.py": SPECULATION,
+    "serving/decode.py": [DECISIONS, *SERVING],
     "serving/admit.py": [DECISIONS, *SERVING],
     "serving/room.py": [DECISIONS, *SERVING],
     "serving/chunk.py": [DECISIONS, Tests("test_leave_windows.py"), *SERVING],
