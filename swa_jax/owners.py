@@ -109,6 +109,7 @@ def keep_own(
     *,
     step: int = 1,
     shares: bool = False,
+    one_owner: bool = False,
 ) -> tuple[AllocatorState, jax.Array]:
     """Takes out what `by` may not name, before a call looks at its slots.
 
@@ -118,6 +119,7 @@ def keep_own(
       by: int32[] or int32[T] owner, None without tags.
       step: static, only every so many-th place is looked at by the call.
       shares: static, the call adds holders, which anybody may to a page of the tree.
+      one_owner: static, the call is for pages that have one owner alone, as `ANYONE` is not.
 
     Returns:
       The state with foreign pages counted, once a page, and the slots with 0 in their places.
@@ -129,6 +131,9 @@ def keep_own(
     foreign = is_foreign(tags, pages, holders_of(state.full, pages), by)
     if shares:
         foreign = foreign & (look_up(tags.heir, pages, NO_ONE_NAMED) != TREE_OWNER)
+    if one_owner:
+        holders = holders_of(state.full, pages)
+        foreign = foreign | ((holders > 0) & (_owner(tags, pages, holders) == ANYONE))
     return _without(state, tags, slots, foreign, pages, step)
 
 
@@ -281,7 +286,8 @@ def hand_over(
       other shares are the new owner's. Request rings stay whose they are.
 
     Refused, counted, and nothing else changed:
-      foreign: a page of somebody else, once a page.
+      foreign: a page of somebody else, or one of the tree that any other holds too (nobody can say
+        whose share is meant), once a page.
       double_free: a page that nobody holds, once a page.
       out_of_range: a slot below 0 or past the pool, once a place.
 
@@ -302,7 +308,7 @@ def hand_over(
 def _hand_over(
     state: AllocatorState, slots: jax.Array, to: jax.Array, by: jax.Array
 ) -> AllocatorState:
-    state, slots = keep_own(state, slots, by)
+    state, slots = keep_own(state, slots, by, one_owner=True)
     named = name_pages(state, not_alone(slots))
     holders, tags = holders_here(state, named), _needs_tags(state, "hand_over")
     held = holders > 0

@@ -213,11 +213,15 @@ class Books:
         return []
 
 
+MOST_CONTEXT = 64
+
+
 class Sheets:
     """A prefill worker that only notes what it is told."""
 
     def __init__(self):
         self.size, self.open, self.told = BundleSize(), {}, []
+        self.config = SimpleNamespace(max_context=MOST_CONTEXT)
 
     def submit(self, jobs):
         check_new(jobs, self.open)
@@ -287,6 +291,32 @@ def test_a_prefill_side_takes_a_name_of_a_message_once():
     assert at == [[3, 4, -1]]
 
 
+HUGE = 10**5000  # Python refuses to write it out
+
+
+def unchecked_jobs():
+    """Jobs as bytes can have them: none of their checks has run."""
+    for field, value in {
+        "prompt": ((), (-5,), ("a",), None),
+        "max_new_tokens": (None, -1),
+        "namespace": (2**40,),
+        "name": (None, HUGE),
+    }.items():
+        for each in value:
+            job = Job(9, (1, 2))
+            object.__setattr__(job, field, each)
+            yield "submit", [Job(8, (1,)), job]
+
+
+def test_what_is_not_ready_is_gone_and_makes_no_pieces():
+    peer, _, there = prefill_side()
+    there.send(("ask", [(8, (0, 1, 0, 0, MOST_CONTEXT)), (7, (0, 2, 0, 0, 4))]))
+    peer.turn()
+    assert there.recv() == ("gone", [8])
+    assert there.recv() == ("bundle", [7], [7])
+    assert not there.poll()
+
+
 def nonsense(kind, names):
     """Messages that mean nothing, with a name beside a wrong one where there are names."""
     parts = [
@@ -304,6 +334,7 @@ def nonsense(kind, names):
 @pytest.mark.parametrize("kind", ["ready", "gone", "ended", "bundle"])
 def test_a_prefill_side_that_says_what_means_nothing_is_lost(kind):
     more = [("ended", [(7,)]), ("ended", [(7, 7)]), ("bundle", 3, [7]), ("bundle", [], [7])]
+    more += [(HUGE,), (kind, HUGE), (kind, [HUGE]), ("bundle", HUGE, [7])]
     for message in [*nonsense(kind, [7]), *more]:
         peer, books, there, life = decode_side()
         there.send(("ready", [life]))
@@ -321,6 +352,8 @@ def test_a_decode_side_that_says_what_means_nothing_is_lost(kind):
     ask, new = (0, 1, 0, 0, 4), Job(8, (1,))
     more = [("ask", [(7, ask[1:])]), ("ask", [(7, ask), (8, (0, 1, 0, 0, 2**40))])]
     more += [("submit", [new, JOB]), ("submit", [new, new]), ("ask", [(7, ask), 8])]
+    more += [("ask", [(7, (0, 1, 0, 0, MOST_CONTEXT + 1))]), *unchecked_jobs(), (HUGE,)]
+    more += [(kind, HUGE), (kind, [HUGE]), ("ask", [(HUGE, ask)])]
     for message in [*nonsense(kind, [7]), *more]:
         peer, sheets, there = prefill_side()
         there.send(message)

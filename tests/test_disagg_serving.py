@@ -362,6 +362,8 @@ def test_who_is_ready_stays_and_the_loop_stops_when_nobody_else_can_go_on():
     before, held = figures(worker.world), held_pages(worker.world.allocator)
     assert 0 < before["steps"] < 50
     assert 0 < len(can) < 4
+    assert worker.turn(50) == ([], [])  # tried once more, since what is ready is in the cache now
+    before["steps"] += 1
     assert worker.turn(50) == ([], [])
     assert figures(worker.world) == before
     assert held_pages(worker.world.allocator) == held
@@ -393,6 +395,42 @@ def test_a_worker_whose_rows_are_all_ready_has_nothing_to_do_until_one_is_fetche
     while worker.is_busy:
         worker.turn()
     assert worker.open_jobs == 0
+
+
+def test_a_worker_has_something_to_do_after_it_was_told_that_something_has_ended():
+    worker, _ = workers()
+    worker.submit([Job(1, (3, 1, 4), NEW)])
+    while worker.is_busy:
+        worker.turn()
+    assert worker.is_ready(1)
+    worker.end([2])
+    assert not worker.is_busy
+    worker.end([1])
+    assert worker.is_busy
+    worker.turn(0)
+    assert worker.is_busy
+    while worker.is_busy:
+        worker.turn()
+    assert worker.open_jobs == 0
+
+
+def test_a_bundle_that_names_others_than_those_it_is_for_is_nonsense():
+    """Else a job would count as here of which a piece is missing, and wait for ever."""
+    prefill, decode = joined()
+    decode.submit(jobs()[:4])
+    sent = prefill._channel.send
+
+    def wrongly(message):
+        if message[0] == "bundle" and len(set(message[2])) > 1:
+            message = (*message[:2], [message[2][-1]] * len(message[2]))
+        sent(message)
+
+    prefill._channel.send = wrongly
+    outcomes = run_jobs(prefill, decode)
+    assert "names others" in str(decode.wrong)
+    assert LOST in {outcome.reason for outcome in outcomes.values()}
+    assert len(outcomes) == 4
+    assert disagg.reserved_pages(decode.worker.arrivals.inbox) == (0, 0)
 
 
 def test_a_piece_of_a_request_that_is_not_here_is_refused():

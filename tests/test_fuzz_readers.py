@@ -29,7 +29,7 @@ from swa_jax.describe import as_json
 from swa_jax.host_cache import FileStorage
 from swa_jax.http.completion_request import CompletionRequest, Limits, completion_request
 from swa_jax.http.errors import ApiError
-from swa_jax.http.json_body import MOST_BYTES, MOST_LISTS, read_object
+from swa_jax.http.json_body import MOST_BYTES, MOST_LISTS, MOST_VALUES, read_object
 from swa_jax.models import load_checkpoint, random_params, save_checkpoint
 from swa_jax.models.decoder import DecoderConfig
 from swa_jax.models.decoder.json_file import MAX_CONFIG_BYTES
@@ -285,6 +285,8 @@ def test_a_body_of_odd_values(data):
         (b'{"model": "tiny", "prompt": "' + b"x" * 10**6 + b'"}', "at most 24576 characters"),
         (as_text({"model": "tiny", "prompt": "a", "x" * 10**6: 1}), "'xxxx.*is no argument"),
         (b'{"prompt": ["\\"",' + b"[]," * MOST_LISTS + b"[]]}", "at most 65536 lists and objects"),
+        (b'{"prompt": ["",' + b'"a",' * MOST_VALUES + b'""]}', "at most 2097152 values"),
+        (as_text({"x": "," * (MOST_VALUES + 1)}), "model must be a string"),
         (as_text({"x": "\\" + '[{"' * MOST_LISTS}), "model must be a string"),
         ('{"model": "tiny"}'.encode("utf-16"), "is not JSON: 'utf-8' codec"),
     ],

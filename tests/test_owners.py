@@ -468,3 +468,19 @@ def test_a_call_is_by_owner_0_by_default():
     assert swa.owner_of(state, grant.slots).tolist() == [0] * 4
     assert swa.faults(swa.free(state, grant.slots, by=1))["foreign"] == 1
     assert swa.faults(swa.free(state, grant.slots)) == NO_FAULTS
+
+
+def test_a_page_that_many_share_with_the_tree_is_handed_over_by_nobody():
+    """Whose share is meant cannot be told; a stranger would lock the others out of theirs."""
+    state = swa.init(swa.PoolConfig(32, 32, 4, owner_tags=True))
+    cache = prefix_cache.init(state.config)
+    state, grant = swa.alloc(state, 4, capacity=4, by=7)
+    cache, state, _ = prefix_cache.insert(cache, state, [1, 2, 3, 4], 4, grant.slots, by=7)
+    state = swa.share(state, grant.slots, by=3)
+    before = swa.faults(state)["foreign"]
+    for by in (9, 3, 7):
+        state = swa.hand_over(state, grant.slots, 9, by=by)
+    assert swa.faults(state)["foreign"] == before + 3
+    free = swa.free(state, grant.slots, by=3)
+    assert swa.faults(free)["foreign"] == before + 3
+    prefix_cache.check(cache, free)

@@ -7,7 +7,9 @@ import errno
 import fcntl
 import os
 import pickle
+import signal
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -24,6 +26,7 @@ from swa_jax.host_cache.page_file import decode, encode
 from swa_jax.host_cache.storage import page_keys
 from swa_jax.saved_state import failed_save, restore_state, save_state
 from swa_jax.saved_state.directory import read_arrays, write_arrays
+from swa_jax.saved_state.turns import saving_alone
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +117,21 @@ def test_several_that_save_and_read_at_once_take_turns(tmp_path):
             done.result()
     assert all(len(done.result()) == 1 for done in reads)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_turn_ends_though_a_child_that_was_forked_meanwhile_lives_on(tmp_path):
+    with saving_alone(tmp_path):
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        handle = os.open(tmp_path, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(handle)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_half_saves_are_cleared_while_nobody_else_saves(tmp_path, monkeypatch):

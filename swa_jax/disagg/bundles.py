@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from swa_jax.disagg.ask import Ask, Ticket
 from swa_jax.disagg.decode_side import NOT_YET, Arrivals, deliver, give_up, reserve, seat
@@ -97,6 +98,23 @@ def _asks(asks: Sequence[HostAsk], count: int) -> Ask:
 def tickets_of(asks: Sequence[HostAsk], count: int) -> Ticket:
     """Ticket [count] of the asks, then such as name nothing."""
     return _asks(asks, count).ticket
+
+
+def is_for(bundle: Parcel, asks: Sequence[HostAsk | None]) -> bool:
+    """Whether each piece is for the reservation that is said to be its own.
+
+    A piece that the prefill side refused is for none.
+
+    Args:
+      bundle: Parcel [B].
+      asks: of its first pieces; None stands for any reservation, as of a job that is over.
+    """
+    ticket = bundle.piece.ticket
+    seen = np.stack(jax.device_get([bundle.piece.ok, ticket.place, ticket.serial]), axis=1)
+    return all(
+        ask is None or not ok or ask.ticket == (place, serial)
+        for ask, (ok, place, serial) in zip(asks, seen.tolist(), strict=False)
+    )
 
 
 def pack_bundle(

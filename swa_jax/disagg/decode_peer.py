@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from swa_jax.disagg import messages
-from swa_jax.disagg.bundles import HostAsk, host_pieces
+from swa_jax.disagg.bundles import HostAsk, host_pieces, is_for
 from swa_jax.disagg.decode_worker import DecodeWorker
 from swa_jax.disagg.jobs import LOST, Job, Outcome, check_new
 from swa_jax.disagg.links import Arriving, Channel, LinkError, Receiver
@@ -224,6 +224,10 @@ class DecodePeer:
                 bundle = way.arriving.take()
             except LinkError as error:
                 self.open, self.wrong = False, str(error)
+                return
+            entries = [self._jobs.get(life) for life in way.lives]
+            if not is_for(bundle, [None if entry is None else entry.ask for entry in entries]):
+                self.open, self.wrong = False, "a bundle names others than those that it is for"
                 return
             accepted = self.worker.deliver(bundle)
             self.traffic.bundles += 1

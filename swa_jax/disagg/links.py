@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import jax
 
 from swa_jax.disagg.prefill_side import Parcel
+from swa_jax.replay.trace_lines import show
 
 
 class LinkError(Exception):
@@ -123,7 +124,7 @@ class DeviceLink:
     def fetch(self, offered: int, shape: Parcel) -> "Landed":
         """Copies it to the decode side's devices."""
         if not isinstance(offered, int) or offered not in self._offered:
-            raise LinkError(f"no bundle {offered!r} was offered, or it was fetched already")
+            raise LinkError(f"no bundle {show(offered)} was offered, or it was fetched already")
         return Landed(jax.device_put(self._offered.pop(offered), self._sharding))
 
 

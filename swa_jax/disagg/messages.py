@@ -6,13 +6,15 @@ and returns what it means. A name is taken once, however often a list of them ha
 
 import operator
 import pickle
-import reprlib
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from swa_jax.disagg.bundles import HostAsk
 from swa_jax.disagg.jobs import Job, check_new
 from swa_jax.disagg.links import Channel, LinkError
+from swa_jax.inputs import whole_number
+from swa_jax.replay.trace_lines import show
 
 Kinds = Mapping[str, tuple[Callable[[Any], Any], ...]]
 
@@ -31,7 +33,7 @@ def received(channel: Channel) -> Any:  # noqa: ANN401
     try:
         return channel.recv()
     except _UNREADABLE as error:
-        raise LinkError(f"the other side sent what cannot be read: {error}") from error
+        raise LinkError(f"the other side sent what cannot be read: {_text(error)}") from error
 
 
 def understood(message: object, kinds: Kinds) -> tuple[str, list[Any]]:
@@ -48,8 +50,8 @@ def understood(message: object, kinds: Kinds) -> tuple[str, list[Any]]:
         kind, *parts = message  # type: ignore[misc]
         return kind, [take(part) for take, part in zip(kinds[kind], parts, strict=True)]
     except _WRONG as error:
-        said = reprlib.repr(message)
-        raise LinkError(f"expected a message of {', '.join(kinds)}, got {said}: {error}") from error
+        said = f"got {show(message)}: {_text(error)}"
+        raise LinkError(f"expected a message of {', '.join(kinds)}, {said}") from error
 
 
 def names(said: object) -> list[int]:
@@ -59,7 +61,7 @@ def names(said: object) -> list[int]:
 
 def names_of_pieces(said: object) -> list[int]:
     """A name for each piece: one that has several comes several times."""
-    return [operator.index(name) for name in _listed(said)]
+    return [_name(name) for name in _listed(said)]
 
 
 def endings(said: object) -> list[tuple[int, str]]:
@@ -73,9 +75,12 @@ def asks(said: object) -> list[tuple[int, HostAsk]]:
 
 
 def jobs(said: object) -> list[Job]:
-    """Jobs, each of another name."""
+    """Jobs, each of another name.
+
+    Each is made anew: what comes as bytes has not passed the checks of a `Job`.
+    """
     check_new(_listed(said), ())
-    return _listed(said)
+    return [Job(*(getattr(job, field.name) for field in fields(Job))) for job in _listed(said)]
 
 
 def anything(said: object) -> object:
@@ -92,8 +97,20 @@ def _listed(said: object) -> list[Any]:
 def _first_of_each(pairs: list[tuple[Any, Any]]) -> list[tuple[int, Any]]:
     first: dict[int, Any] = {}
     for name, value in pairs:
-        first.setdefault(operator.index(name), value)
+        first.setdefault(_name(name), value)
     return list(first.items())
+
+
+def _name(said: Any) -> int:  # noqa: ANN401
+    return whole_number("name", operator.index(said), -(2**63), 2**63 - 1)
+
+
+def _text(error: BaseException) -> str:
+    """What an error says, where that can be said: an integer may have too many digits."""
+    try:
+        return str(error)
+    except ValueError:
+        return type(error).__name__
 
 
 def _word(said: object) -> str:

@@ -83,8 +83,7 @@ class PrefillPeer:
         if kind == "submit":
             self._submit(rest[0])
         elif kind == "ask":
-            for name, ask in rest[0]:
-                self._wanted.extend((name, ask, *starts) for starts in host_pieces(ask, self.size))
+            self._want(rest[0])
         elif kind == "arrived":
             self.worker.end(rest[0])
         elif kind == "cancel":
@@ -93,6 +92,16 @@ class PrefillPeer:
             self.worker.cancel(rest[0])
         else:  # "bye"
             self._lose()
+
+    def _want(self, asks: list[tuple[int, HostAsk]]) -> None:
+        most = self.worker.config.max_context
+        if any(ask.length > most for _, ask in asks):
+            raise LinkError(f"the decode side asks for more tokens than a prompt can have ({most})")
+        here = [(name, ask) for name, ask in asks if self.worker.is_ready(name)]
+        if len(here) < len(asks):
+            self._tell("gone", [name for name, _ in asks if not self.worker.is_ready(name)])
+        for name, ask in here:
+            self._wanted.extend((name, ask, *starts) for starts in host_pieces(ask, self.size))
 
     def _submit(self, jobs: list[Job]) -> None:
         try:

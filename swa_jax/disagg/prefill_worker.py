@@ -2,8 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from swa_jax.disagg.bundles import BundleSize, HostAsk, HostPiece, bundle_shape, pack_bundle
@@ -69,6 +71,7 @@ class PrefillWorker:
         self._free = places
         self._ready: set[int] = set()
         self._stands = False  # the last turn came to no step, and nothing has come in since
+        self._told = False  # something has ended here, and its pages go back in the next turn
         self.bundle_shape = bundle_shape(self.model, config, self.size, self.world)
 
     @property
@@ -84,7 +87,7 @@ class PrefillWorker:
         fetched or is cancelled, another turn would do nothing.
         """
         some = bool(self._waiting) or len(self._places) > len(self._ready)
-        return some and not self._stands
+        return self._told or (some and not self._stands)
 
     def submit(self, jobs: Iterable[Job]) -> None:
         """Takes jobs, to be computed in this order.
@@ -103,13 +106,14 @@ class PrefillWorker:
 
     def end(self, names: Sequence[int]) -> None:
         """The KV of these has arrived: their pages go to the cache in the next turn."""
-        self._stands = False
+        self._note(names)
         for at in places_in_parts(self._places, names, self.size.pieces):
             self.world = _end_sent(self.config, self.world, at)
 
     def cancel(self, names: Sequence[int]) -> None:
         """Ends jobs; what was computed of them goes to the cache. Unknown names: nothing."""
-        self._stands, gone = False, set(names)
+        self._note(names)
+        gone = set(names)
         self._waiting = deque(job for job in self._waiting if job.name not in gone)
         for at in places_in_parts(self._places, names, self.size.pieces):
             self.world = _cancel(self.world, at)
@@ -127,6 +131,7 @@ class PrefillWorker:
         """
         self._seat()
         if not self._places:
+            self._told = False
             return [], []
         before = int(self.world.stats.steps)
         self.world = run_steps(
@@ -148,8 +153,16 @@ class PrefillWorker:
             (name, FINISH_REASONS[reason[place]]) for name, place in places if status[place] == DONE
         ]
         self._forget([name for name, _ in done])
-        self._stands = int(taken) == before and not done
+        self._told = self._told and steps == 0
+        self._stands = steps > 0 and int(taken) == before and not done
+        if new and len(self._places) > len(self._ready):
+            # Their prompts are in the cache now, so that others may need less than they did.
+            self.world = replace(self.world, refused_at=jnp.full((), -1, jnp.int32))
         return new, done
+
+    def _note(self, names: Sequence[int]) -> None:
+        self._stands = False
+        self._told = self._told or any(name in self._places for name in names)
 
     def pack(self, wanted: Sequence[tuple[int, HostAsk, int, int]]) -> Parcel:
         """Parcel [B] of at most B (name, ask, full_from, swa_from).

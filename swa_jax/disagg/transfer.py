@@ -10,6 +10,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from swa_jax.disagg.links import LinkError
 from swa_jax.disagg.prefill_side import Parcel
+from swa_jax.replay.trace_lines import show
 
 
 def _start(host: str) -> Any:  # noqa: ANN401
@@ -70,7 +71,7 @@ class TransferReceiver:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._lands)
 
         if not isinstance(offered, int) or not 0 <= offered < 2**64:
-            raise LinkError(f"a bundle has a number, got {offered!r}")
+            raise LinkError(f"a bundle has a number, got {show(offered)}")
         leaves, tree = jax.tree.flatten(shape)
         try:
             arrays = self._connection.pull(offered, [here(leaf) for leaf in leaves])

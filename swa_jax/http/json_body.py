@@ -5,30 +5,38 @@ import math
 from typing import Any, NoReturn
 
 import numpy as np
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from swa_jax.http.errors import ApiError, bad_value
 from swa_jax.replay.trace_lines import show
 
 MOST_BYTES = 32 * 2**20
-# Lists and objects. Two bytes of text make one, and it takes sixty: those of a long body would take
-# a gigabyte. A batch of prompts has one list for each.
-MOST_LISTS = 2**16
+# A body takes many times its length where a few bytes make a list (sixty bytes) or a short text
+# (eighty). A batch of prompts has one list for each of them, and a value for each token.
+MOST_LISTS, MOST_VALUES = 2**16, 2**21
 
 
 async def read_object(request: Request) -> dict[str, Any]:
     """The body, a JSON object in UTF-8.
 
     Raises:
-      ApiError: it is none, too long, or of too many lists and objects.
+      ApiError: it is none, too long, or of too many lists, objects or values.
     """
     content = bytearray()
     async for part in request.stream():
         content += part
         if len(content) > MOST_BYTES:
             raise ApiError(413, f"the body must be at most {MOST_BYTES} bytes")
-    if _lists(content) > MOST_LISTS:
+    return await run_in_threadpool(_parsed, content)  # a long one takes its time
+
+
+def _parsed(content: bytearray) -> dict[str, Any]:
+    lists, values = _outside_of_text(content)
+    if lists > MOST_LISTS:
         raise ApiError(413, f"the body must have at most {MOST_LISTS} lists and objects")
+    if values > MOST_VALUES:
+        raise ApiError(413, f"the body must have at most {MOST_VALUES} values")
     try:
         body = json.loads(content.decode(), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -39,17 +47,18 @@ async def read_object(request: Request) -> dict[str, Any]:
     return body
 
 
-def _lists(content: bytearray) -> int:
-    """Lists and objects that begin in a body; exact where there are too many."""
-    some = content.count(b"[") + content.count(b"{")
-    if some <= MOST_LISTS:
-        return some
+def _outside_of_text(content: bytearray) -> tuple[int, int]:
+    """Lists and objects that begin in a body, and values; exact where there are too many."""
+    lists, values = content.count(b"[") + content.count(b"{"), content.count(b",")
+    if lists <= MOST_LISTS and values <= MOST_VALUES:
+        return lists, values
     # Prose and code have brackets too. With what is escaped gone, every quote begins or ends text.
     plain = content.replace(b"\\\\", b"").replace(b'\\"', b"")
     letters = np.frombuffer(plain, np.uint8)
     begins = (letters == ord("[")) | (letters == ord("{"))
     in_string = np.logical_xor.accumulate(letters == ord('"'))
-    return int(np.count_nonzero(begins & ~in_string))
+    commas = (letters == ord(",")) & ~in_string
+    return int(np.count_nonzero(begins & ~in_string)), int(np.count_nonzero(commas))
 
 
 def _no_number(text: str) -> NoReturn:

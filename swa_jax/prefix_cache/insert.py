@@ -99,7 +99,7 @@ def insert(
       length: int32[] tokens of it whose KV is in the slots.
       slots: int32[T] full slots of these tokens, those of an earlier match included.
       namespace: int32[] as for `match_prefix`.
-      priority: int32[] for the "priority" policy: higher stays longer.
+      priority: int32[] for the "priority" policy: higher stays longer. Kept between -2^30 and 2^30.
       owned_from: int32[] tokens that stand on the tree's pages, held there by a lock; pages that
         begin at or after it are the caller's own. Needed where forks of one request insert: the
         second one's page may be the tree's by then, through the first one, and its share is given

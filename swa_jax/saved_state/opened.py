@@ -11,6 +11,7 @@ from swa_jax.prefix_cache.tree import new_cache
 from swa_jax.replay.trace_lines import show
 from swa_jax.saved_state.directory import read_arrays, read_made
 from swa_jax.saved_state.leaves import forms_of, from_arrays
+from swa_jax.saved_state.turns import reading
 from swa_jax.state import AllocatorState, init
 from swa_jax.unified import UnifiedLayout
 
@@ -29,6 +30,11 @@ def open_state(path: str | Path) -> tuple[AllocatorState, PrefixCache | None]:
       ImportError: Orbax is not installed (the extra `checkpoint`).
       ValueError: what is there is damaged, or no saved state that this version knows.
     """
+    with reading(Path(path).absolute()):  # both from one save
+        return _open(path)
+
+
+def _open(path: str | Path) -> tuple[AllocatorState, PrefixCache | None]:
     made = read_made(path)
     config, tree = _configs(path, made)
     # By shape alone: a stranger may have written sizes that nothing he saved comes up to.

@@ -44,5 +44,8 @@ def _locked(folder: Path, *, shared: bool) -> Iterator[None]:
                 fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
     finally:
-        if handle is not None:
+        if fcntl is not None and handle is not None:
+            # Closing alone would leave it to a child that was forked meanwhile.
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)

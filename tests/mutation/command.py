@@ -159,11 +159,15 @@ def _pattern(text: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
-    parser.add_argument("--only", type=_pattern, default="", help="expression that names match")
+    parser.add_argument(
+        "--only", type=_pattern, default="", help="regular expression for names, found anywhere"
+    )
     parser.add_argument("--one-in", type=_positive, default=1, help="every n-th generated mutant")
     parser.add_argument("--jobs", type=_positive, default=1, help="mutants at a time")
-    parser.add_argument("--limit", type=_seconds, default=300, help="for one test, else it hangs")
-    parser.add_argument("--total", type=_seconds, default=1e9, help="for all tests of a mutant")
+    parser.add_argument(
+        "--limit", type=_seconds, default=300, help="s for a test; 300, then it hangs"
+    )
+    parser.add_argument("--total", type=_seconds, default=1e9, help="s for a mutant; no limit")
     parser.add_argument("--first", type=_positive, default=99, help="entries of the list of tests")
     parser.add_argument("--json", type=Path, help="keep outcomes in this file, as they come")
     parser.add_argument("--skip-done", action="store_true", help="leave out what --json has")

@@ -29,6 +29,7 @@ INPUTS = Tests("test_inputs.py")
 CONFIG = Tests("test_config.py")
 LIMITS = Tests("test_limits.py")
 OWNERS = Tests("test_owners.py", r"tree|sides_of_a_mapping|rings_have|copy_belongs|each_row_of")
+BY_OTHERS = Tests("test_owners.py", r"^(?!.*(each_kind_of_pool|without_its_check))")
 CORE = [WALK, SEEDS, SCENARIOS, WALKS, LAWS]
 
 PREFIX_SCENARIOS = Tests("test_prefix_scenarios.py")
@@ -79,18 +80,20 @@ TESTS: dict[str, list[Tests]] = {
     "paging.py": [PAGING, RANK, *CORE, LIMITS],
     "pool.py": [POOL, *CORE, UNIFIED, LIMITS],
     "rank.py": [RANK, POOL, *CORE],
-    "grant.py": [*CORE, SHARE, RINGS],
+    "owners.py": [Tests("test_owners.py"), Tests("test_serving_owners.py")],
+    "grant.py": [*CORE, SHARE, RINGS, BY_OTHERS],
     "plan_extend.py": [
         Tests("test_pool_pages.py", "past_the_granted|cannot_be"),
         *CORE,
         SHARE,
+        BY_OTHERS,
         LIMITS,
     ],
-    "plan_decode.py": [WALK, ONE_POOL, *CORE, SHARE],
-    "plan_free.py": [BY_SNAPSHOT, *CORE, SHARE, RINGS],
+    "plan_decode.py": [WALK, ONE_POOL, *CORE, SHARE, BY_OTHERS],
+    "plan_free.py": [BY_SNAPSHOT, *CORE, SHARE, RINGS, BY_OTHERS],
     "free_blocks.py": [BLOCKS],
-    "last_page.py": [WALK, ONE_POOL, *CORE, SHARE],
-    "window.py": [WINDOW, *CORE, SHARE],
+    "last_page.py": [WALK, ONE_POOL, BY_OTHERS, *CORE, SHARE],
+    "window.py": [WINDOW, *CORE, SHARE, BY_OTHERS],
     "leave_windows.py": [Tests("test_leave_windows.py"), *REPLAY],
     "mapping.py": [*CORE, SHARE, OWNERS],
     "page_table.py": [Tests("test_page_table.py", r"^(?!.*(pallas|kernel|attention))")],

@@ -90,6 +90,12 @@ def run(
     return results, all_wrong(results, needs)
 
 
+def parts_run(parts: Sequence[str]) -> str:
+    """How many parts of all there were."""
+    short = ", the short set" if tuple(parts) == SHORT else ""
+    return f"{len(parts)} of {len(SHARES)} parts{short}"
+
+
 def _requests(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -117,7 +123,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--requests", type=_requests, default=1_000_000, help="in all; by default 1,000,000"
     )
-    parser.add_argument("--minutes", type=_minutes, help="stop after about so many")
+    parser.add_argument(
+        "--minutes",
+        type=_minutes,
+        help="stop after about so many; up to 5, and without --parts, only the short set runs: "
+        f"{len(SHORT)} of {len(SHARES)} parts",
+    )
     parser.add_argument("--seed", type=_seed, default=0, help="0 or more")
     parser.add_argument("--parts", nargs="*", default=[], help=", ".join(SHARES))
     parser.add_argument("--json", type=Path, help="where the figures go")
@@ -137,4 +148,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"WRONG: {line}")
     total = sum(result.requests for result in results)
     print(f"{total:,} requests: {'all was right' if not wrong else f'{len(wrong)} things wrong'}")
+    print(parts_run(parts))
     sys.exit(1 if wrong else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -111,6 +112,7 @@ def _run_blocks(
     block_size: int,
     result: Result,
 ) -> None:
+    of_all = f" of {requests:,}" if math.isinf(deadline) else ""  # by the clock, no total is meant
     number, size = 0, max(1, min(block_size, requests // len(BLOCKS)))
     while result.requests < requests:
         if number >= len(BLOCKS) and time.monotonic() > deadline:
@@ -120,7 +122,7 @@ def _run_blocks(
         _add(result, part.run(goal, left, block))
         result.seen.append(held_now())
         number += 1
-        tell(f"{part.name}: {result.requests:,} of {requests:,} requests, {block.name}")
+        tell(f"{part.name}: {result.requests:,}{of_all} requests, {block.name}")
     _add(result, part.run(2**30, 0, BLOCKS[0]))  # whoever is still there
 
 
