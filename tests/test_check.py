@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import swa_jax as swa
+from swa_jax.check import law_says
 
 CONFIG = swa.PoolConfig(64, 32, 4, 8)
 
@@ -79,3 +80,17 @@ class TestOnePool:
         assert after.slots.tolist() == [int(grant.slots[0]) + 1]
         swa.check(state)
         assert not any(swa.faults(state).values())
+
+
+def test_every_law_says_what_it_is():
+    for name in swa.invariants(swa.init(swa.PoolConfig.pure_swa(64, 4, 8, owner_tags=True))):
+        assert len(law_says(name)) > 20
+
+
+def test_of_one_pool_what_is_given_back_has_left_the_window_too():
+    state = swa.init(swa.PoolConfig.pure_swa(64, 4, 8))
+    state, _ = swa.alloc_extend(state, [0], [6], [-1], capacity=8)
+    page = int(jnp.argmax(state.full.holders[1:])) + 1
+    gone = replace(state.full, holders=state.full.holders.at[page].set(0))
+    assert swa.invariants(state)["one_owner"]
+    assert not swa.invariants(replace(state, full=gone))["one_owner"]

@@ -375,3 +375,11 @@ def test_equal_bits_in_every_mode():
     last, _ = jax.lax.scan(lambda s, _: _life(s, none), state, length=5)
     no_faults(last)
     assert int(swa.full_available_size(last)) == 64
+
+
+def test_a_call_that_cannot_be_lacks_nothing():
+    state = swa.init(swa.PoolConfig.request_ring(32, 2, page_size=4, sliding_window=4))
+    _, grant = swa.ring_acquire(state, [9, 0, 0, 0])
+    assert (bool(grant.ok), int(grant.short)) == (False, 0)
+    _, grant = swa.ring_acquire(state, [0, 0, 0])
+    assert (bool(grant.ok), int(grant.short)) == (False, 1)

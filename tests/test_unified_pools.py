@@ -329,3 +329,14 @@ def test_a_known_bug_is_noticed(bug, monkeypatch):
     bug(monkeypatch)
     with pytest.raises((AssertionError, swa.InvariantError)):
         long_walk(MIXED, 0, 400, fresh=True)
+
+
+def test_pages_that_count_as_free_too_come_to_those_that_are():
+    state = swa.init(MIXED)
+    state, _ = swa.alloc_extend(state, [0], [3], [-1], capacity=8)
+    none = [jnp.zeros_like(pool.holders, bool) for pool in (state.full, state.swa)]
+    room, same = rebalancing.room_of(state), rebalancing.room_of(state, *none)
+    assert jax.tree.all(jax.tree.map(lambda one, two: int(one) == int(two), room, same))
+    held = [pool.holders > 0 for pool in (state.full, state.swa)]
+    more = rebalancing.room_of(state, *held)
+    assert int(more.blocks) > int(room.blocks)

@@ -326,6 +326,20 @@ EXPLAINED: dict[str, str] = {
     "host_cache/claim:_live: look_up(state.full_to_swa, chain.nodes) => past the end is the end": (
         "a chain is of nodes and the root, which all have a place"
     ),
+    "request_ring:_acquire: active & (rings != NO_RING) => (active)": (
+        "a place that names no ring reads as ring 0 either way"
+    ),
+    "request_ring:_slots: where known => known | True": "a base is read of known rings alone",
+    "request_ring:_look_at: rings < end => rings <= end": (
+        "the end stands for places that name no ring, and nobody holds it"
+    ),
+    "share:_share: jnp.minimum(holders, most - 1) => (holders)": (
+        "a page with the most holders is not among those whose count is written"
+    ),
+    "share:_look: held & ~odd => (held)": "an odd row is a fault: the call is refused whole",
+    "rebalance:room_of: where is_full => is_full | True": (
+        "full pages of a block of the other kind are absent: not grantable, and in no tree"
+    ),
     'rebalance:_refill: mode="drop" => mode="clip"': "an order of blocks has no block outside",
     **{
         f"prefix_cache/select:sum_over_subtrees.look: {change}": (
