@@ -31,7 +31,7 @@ demo: $(DEMO) ## Replay 1,000 requests of a real trace in 40 GiB of KV
 	$(BIN)/swa-jax replay mooncake-conversation --model gpt-oss-20b --hbm 40GiB
 
 test: $(DEV) ## Run the tests, the docstring examples and the notebooks
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal --benchmark-disable --nbmake $(if $(TESTS),-m '$(TESTS)')
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --benchmark-disable --nbmake $(if $(TESTS),-m '$(TESTS)')
 
 lint: $(DEV) ## Check style, formatting and that notebooks hold no outputs
 	$(BIN)/ruff check .

@@ -99,6 +99,22 @@ LONG_CASES = {
         "test_speculation.py::test_a_model_that_drafts_for_itself_is_believed_and_knows_what_it_knows"
         "[tree, page 1, cache, snapshot]"
     ),
+    # The soak, and others of their kind, go the same ways.
+    "test_bench_replay.py::test_smoke_replay_agrees_in_every_total",
+    "test_compat_vllm.py::TestOneGroup::test_a_request_that_fits_is_not_refused_for_a_copy_of_its_own_block[kinds1-32]",
+    "test_determinism.py::test_bits_are_those_of_the_record[prefix cache, page 2]",
+    "test_prefix_cache.py::test_a_whole_serving_loop_in_one_scan_is_its_steps[config0]",
+    "test_prefix_machine.py::test_requests_agree_with_the_oracle[window_below_page_lfu]",
+    (
+        "test_serving.py::test_tokens_are_those_of_a_dense_pass"
+        "[gemma, page 16, window 20-no cache-plain]"
+    ),
+    "test_serving_loop.py::test_drafts_are_accepted_where_the_text_repeats_itself",
+    "test_serving_mutations.py::test_the_workload_passes_without_a_mutant",
+    "test_serving_unified.py::test_the_split_moves_before_the_cache_gives_way",
+    "test_soaking.py::test_a_mistake_over_an_allocator_is_named_with_its_step[leak]",
+    "test_speculation.py::test_a_draft_model_that_forgets_is_wrong_and_the_text_is_not[catch up]",
+    "test_speculation.py::test_a_head_that_is_right_is_believed[tree, page 1, snapshot]",
 }
 
 # JAX reads these when its first array is made, so they are set while tests are still collected.
