@@ -329,6 +329,8 @@ EXPLAINED: dict[str, str] = {
     "request_ring:_acquire: active & (rings != NO_RING) => (active)": (
         "a place that names no ring reads as ring 0 either way"
     ),
+    'check:law_says: (LAWS | OWNER_LAWS)[name].__doc__ or "" => '
+    "((LAWS | OWNER_LAWS)[name].__doc__)": "every law has a docstring",
     "request_ring:_slots: where known => known | True": "a base is read of known rings alone",
     "request_ring:_look_at: rings < end => rings <= end": (
         "the end stands for places that name no ring, and nobody holds it"
