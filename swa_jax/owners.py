@@ -128,11 +128,11 @@ def keep_own(
     if by is None or tags is None:
         return state, slots
     pages = slots_to_pages(state, slots)[0]
-    foreign = is_foreign(tags, pages, holders_of(state.full, pages), by)
+    holders = holders_of(state.full, pages)
+    foreign = is_foreign(tags, pages, holders, by)
     if shares:
         foreign = foreign & (look_up(tags.heir, pages, NO_ONE_NAMED) != TREE_OWNER)
     if one_owner:
-        holders = holders_of(state.full, pages)
         foreign = foreign | ((holders > 0) & (_owner(tags, pages, holders) == ANYONE))
     return _without(state, tags, slots, foreign, pages, step)
 

@@ -119,6 +119,18 @@ def test_several_that_save_and_read_at_once_take_turns(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def is_free(folder):
+    """Whether nobody saves or reads there now."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
 def test_a_turn_ends_though_a_child_that_was_forked_meanwhile_lives_on(tmp_path):
     with saving_alone(tmp_path):
         child = os.fork()
@@ -126,9 +138,7 @@ def test_a_turn_ends_though_a_child_that_was_forked_meanwhile_lives_on(tmp_path)
             time.sleep(60)
             os._exit(0)
     try:
-        handle = os.open(tmp_path, os.O_RDONLY)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(handle)
+        assert is_free(tmp_path)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -138,25 +148,15 @@ def test_half_saves_are_cleared_while_nobody_else_saves(tmp_path, monkeypatch):
     """Else the half save of the next one in turn would go with them."""
     seen = []
 
-    def free(folder):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(handle)
-        return True
-
     def no_space(*_args, **_kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(orbax.checkpoint.CheckpointManager, "save", no_space)
-    monkeypatch.setattr(failed_save, "_remove_halves", lambda folder: seen.append(free(folder)))
+    monkeypatch.setattr(failed_save, "_remove_halves", lambda folder: seen.append(is_free(folder)))
     with pytest.raises(OSError, match="cannot be saved: No space left"):
         write_arrays(tmp_path, {}, {"a": np.zeros(4)})
     assert seen == [False]
-    assert free(tmp_path)
+    assert is_free(tmp_path)
 
 
 def test_a_first_save_on_a_full_disk_leaves_nothing(tmp_path):

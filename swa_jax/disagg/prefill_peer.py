@@ -97,11 +97,14 @@ class PrefillPeer:
         most = self.worker.config.max_context
         if any(ask.length > most for _, ask in asks):
             raise LinkError(f"the decode side asks for more tokens than a prompt can have ({most})")
-        here = [(name, ask) for name, ask in asks if self.worker.is_ready(name)]
-        if len(here) < len(asks):
-            self._tell("gone", [name for name, _ in asks if not self.worker.is_ready(name)])
-        for name, ask in here:
-            self._wanted.extend((name, ask, *starts) for starts in host_pieces(ask, self.size))
+        gone = []
+        for name, ask in asks:
+            if self.worker.is_ready(name):
+                self._wanted.extend((name, ask, *starts) for starts in host_pieces(ask, self.size))
+            else:
+                gone.append(name)
+        if gone:
+            self._tell("gone", gone)
 
     def _submit(self, jobs: list[Job]) -> None:
         try:

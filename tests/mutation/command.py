@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.arguments import from_one
+
 from .explained import EXPLAINED
 from .generate import mutants_of
 from .judge import BROKEN, KILLED, SURVIVED, TIMED_OUT, UNFINISHED, Judge, Outcome
@@ -135,13 +137,6 @@ def all_noticed(outcomes: dict[str, Outcome]) -> bool:
     return not fates & {SURVIVED, UNFINISHED, BROKEN}
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
-    return number
-
-
 def _seconds(text: str) -> float:
     number = float(text)
     if not number > 0:  # nor NaN
@@ -162,13 +157,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", type=_pattern, default="", help="regular expression for names, found anywhere"
     )
-    parser.add_argument("--one-in", type=_positive, default=1, help="every n-th generated mutant")
-    parser.add_argument("--jobs", type=_positive, default=1, help="mutants at a time")
+    parser.add_argument("--one-in", type=from_one, default=1, help="every n-th generated mutant")
+    parser.add_argument("--jobs", type=from_one, default=1, help="mutants at a time")
     parser.add_argument(
         "--limit", type=_seconds, default=300, help="s for a test; 300, then it hangs"
     )
     parser.add_argument("--total", type=_seconds, default=1e9, help="s for a mutant; no limit")
-    parser.add_argument("--first", type=_positive, default=99, help="entries of the list of tests")
+    parser.add_argument("--first", type=from_one, default=99, help="entries of the list of tests")
     parser.add_argument("--json", type=Path, help="keep outcomes in this file, as they come")
     parser.add_argument("--skip-done", action="store_true", help="leave out what --json has")
     parser.add_argument("--again", choices=FATES, help="only those to which --json gives this")

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import jax
 
+from tests.arguments import from_one
+
 from .host_part import HostPart
 from .pair_part import PairPart
 from .part import Part, Result, all_wrong, soak
@@ -96,13 +98,6 @@ def parts_run(parts: Sequence[str]) -> str:
     return f"{len(parts)} of {len(SHARES)} parts{short}"
 
 
-def _requests(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
-    return number
-
-
 def _minutes(text: str) -> float:
     number = float(text)
     if not 0 < number < math.inf:  # nor NaN
@@ -121,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Soaks, prints what was found; the exit status says whether all was right."""
     parser = argparse.ArgumentParser(prog="python -m tests.soaking", description=__doc__)
     parser.add_argument(
-        "--requests", type=_requests, default=1_000_000, help="in all; by default 1,000,000"
+        "--requests", type=from_one, default=1_000_000, help="in all; by default 1,000,000"
     )
     parser.add_argument(
         "--minutes",

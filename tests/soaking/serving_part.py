@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -28,17 +29,18 @@ IN_ONE_BUFFER = OneBufferLedger(WINDOW, vocab_size=VOCAB, eos_token_ids=(7,))
 _DRAFT = NGramDraft(3, 1)
 _UNIFIED_UNITS = 2 + 11 * 2  # for padding pages, and blocks of two full pages or an SWA page
 # Pages, chunks, drafts and what they leave behind; pools for little more than the longest request.
+_TIGHT = ServingConfig(
+    swa.PoolConfig(64, 28, 4, WINDOW - 1),
+    68,
+    max_running=4,
+    chunk_tokens=8,
+    prefill_rows=2,
+    max_new_tokens=NEW,
+    draft=_DRAFT,
+    rollback="snapshot",
+)
 CONFIGS = {
-    "tight": ServingConfig(
-        swa.PoolConfig(64, 28, 4, WINDOW - 1),
-        68,
-        max_running=4,
-        chunk_tokens=8,
-        prefill_rows=2,
-        max_new_tokens=NEW,
-        draft=_DRAFT,
-        rollback="snapshot",
-    ),
+    "tight": _TIGHT,
     "tokens": ServingConfig(
         swa.PoolConfig(44, 26, 1, WINDOW - 1),
         48,
@@ -58,16 +60,7 @@ CONFIGS = {
         draft=_DRAFT,
     ),
     # Both pools out of one budget, for little more than the longest request.
-    "unified": ServingConfig(
-        swa.PoolConfig.unified(_UNIFIED_UNITS * 32, IN_ONE_BUFFER, 4),
-        68,
-        max_running=4,
-        chunk_tokens=8,
-        prefill_rows=2,
-        max_new_tokens=NEW,
-        draft=_DRAFT,
-        rollback="snapshot",
-    ),
+    "unified": replace(_TIGHT, pool=swa.PoolConfig.unified(_UNIFIED_UNITS * 32, IN_ONE_BUFFER, 4)),
     # Sampled texts, drafted as trees by a model; pages that say whose they are.
     "sampled": ServingConfig(
         swa.PoolConfig(64, 40, 4, WINDOW - 1, owner_tags=True),
